@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// Authority is a certificate authority for one run. Its key never leaves memory.
+type Authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// NewAuthority makes an authority with a new key.
+func NewAuthority(name string) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key of authority %s: %w", name, err)
+	}
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: name}, key)
+	if err != nil {
+		return nil, fmt.Errorf("make authority %s: %w", name, err)
+	}
+	return &Authority{cert: cert, key: key}, nil
+}
+
+// PEM is the authority's certificate.
+func (a *Authority) PEM() []byte {
+	pem, err := certutil.EncodeCertificates(a.cert)
+	if err != nil {
+		panic(err) // of a parsed certificate: cannot be
+	}
+	return pem
+}
+
+// WriteServing writes dir/tls.crt and dir/tls.key, a certificate for a server on
+// 127.0.0.1 that also answers to localhost and the given DNS names.
+func (a *Authority) WriteServing(dir string, names ...string) error {
+	return a.write(dir, x509.Certificate{
+		Subject:     pkix.Name{CommonName: "localhost"},
+		DNSNames:    append([]string{"localhost"}, names...),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+}
+
+// WriteClient writes dir/tls.crt and dir/tls.key, a client certificate with
+// user as common name.
+func (a *Authority) WriteClient(dir, user string) error {
+	return a.write(dir, x509.Certificate{
+		Subject:     pkix.Name{CommonName: user},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+}
+
+func (a *Authority) write(dir string, template x509.Certificate) error {
+	fail := func(err error) error {
+		return fmt.Errorf("issue certificate of %s in %s: %w", template.Subject.CommonName, dir, err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fail(err)
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
+		return fail(err)
+	}
+	template.NotBefore = a.cert.NotBefore
+	template.NotAfter = time.Now().Add(7 * 24 * time.Hour)
+	template.KeyUsage = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
+	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return fail(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return fail(err)
+	}
+	certPEM, err := certutil.EncodeCertificates(cert)
+	if err != nil {
+		return fail(err)
+	}
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return fail(err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fail(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "tls.crt"), certPEM, 0o600); err != nil {
+		return fail(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "tls.key"), keyPEM, 0o600); err != nil {
+		return fail(err)
+	}
+	return nil
+}
