@@ -1,0 +1,24 @@
+package simulate
+
+// FidelityRow says of one stand-in what it plays and how far that goes.
+type FidelityRow struct {
+	// Component is what is played.
+	Component string
+	// Why is what a reader of a verdict must know about it.
+	Why string
+}
+
+// Fidelity is a row for every stand-in.
+func Fidelity() []FidelityRow {
+	return []FidelityRow{
+		{"nodes, kubelet", "no machine has two of them with a container runtime: pods run as soon as they are scheduled and do nothing; " +
+			"those of Jobs run as processes of the host under their own ServiceAccount's token, sh being bash, killed without SIGTERM"},
+		{"virt-handler, guests", "no KVM is assumed: guests boot, migrate and shut down in no time and have no agent"},
+		{"CSI driver", "volumes are PersistentVolume objects without data; binding and scheduling are real; nothing is attached"},
+		{"CDI", "its main module can't be built: http imports and claim clones are decided as CDI 1.64 does and transfer nothing; no admission"},
+		{"Kamaji", "can't be built: control planes are ready at once, in the version asked for; certificates do not follow certSANs"},
+		{"tenant API", "one kube-apiserver for all tenants, to save memory: they see each other's Nodes, which CAPI tells apart by providerID and " +
+			"cluster annotation, and would share whatever add-ons are installed; no controller-manager runs in it"},
+		{"tenant nodes", "Ready while the worker's guest is ready, unknown without the 40 s grace period once it is gone"},
+	}
+}
