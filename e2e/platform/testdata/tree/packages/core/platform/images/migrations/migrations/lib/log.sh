@@ -1,0 +1,1 @@
+log() { echo "$(basename "$0"): $*"; }

@@ -1,0 +1,1 @@
+{{- define "cozy-lib.name" }}{{ .Release.Name }}{{ end }}
