@@ -1,0 +1,103 @@
+package history_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
+
+	"cozystack.io/upgrade-e2e/e2e/history"
+	ht "cozystack.io/upgrade-e2e/e2e/history/historytest"
+)
+
+func ready(status string, generation int64, message string) func(*unstructured.Unstructured) {
+	return ht.Set("status.conditions", []any{
+		map[string]any{"type": "Reconciling", "status": "True"},
+		map[string]any{"type": "Ready", "status": status, "observedGeneration": generation, "message": message},
+	})
+}
+
+func TestReleaseWaiting(t *testing.T) {
+	digest := ht.Object("ExternalArtifact", "cozy-system/chart", ht.Set("status.artifact.revision", "1.0.0@sha256:new"))
+	version := ht.Object("ExternalArtifact", "cozy-system/chart", ht.Set("status.artifact.revision", "1.0.0"))
+	mayFail := func(ns, name, message string) bool { return ns == "t" && name == "r" && message == "refused" }
+	for name, c := range map[string]struct {
+		change   []func(*unstructured.Unstructured)
+		artifact *unstructured.Unstructured
+		mayFail  history.MayFail
+		want     string // substring; "" for converged
+	}{
+		"ready":                      {nil, digest, nil, ""},
+		"ready, nothing known":       {nil, nil, nil, ""},
+		"old digest":                 {[]func(*unstructured.Unstructured){ht.Set("status.lastAttemptedRevisionDigest", "sha256:old")}, digest, nil, `has chart "sha256:old", its source offers "sha256:new"`},
+		"version":                    {nil, version, nil, ""},
+		"old version":                {[]func(*unstructured.Unstructured){ht.Set("status.lastAttemptedRevision", "0.9.0")}, version, nil, `has chart "0.9.0"`},
+		"never reconciled":           {[]func(*unstructured.Unstructured){ht.Set("status", map[string]any{})}, digest, nil, "generation 2 is not reconciled (0 is)"},
+		"older generation":           {[]func(*unstructured.Unstructured){ready("True", 1, "")}, digest, nil, "generation 2 is not reconciled (1 is)"},
+		"not observed":               {[]func(*unstructured.Unstructured){ht.Set("status.observedGeneration", int64(1))}, digest, nil, "generation 2 is not observed (1 is)"},
+		"failed":                     {[]func(*unstructured.Unstructured){ready("False", 2, "refused")}, digest, nil, "is not Ready: refused"},
+		"failed as expected":         {[]func(*unstructured.Unstructured){ready("False", 2, "refused")}, digest, mayFail, ""},
+		"failed for another reason":  {[]func(*unstructured.Unstructured){ready("False", 2, "timeout")}, digest, mayFail, "is not Ready: timeout"},
+		"failed with old generation": {[]func(*unstructured.Unstructured){ready("False", 1, "refused")}, digest, mayFail, "generation 2"},
+		"may fail and does not":      {nil, digest, mayFail, ""},
+		"in progress":                {[]func(*unstructured.Unstructured){ready("Unknown", 2, "running")}, digest, mayFail, "is being reconciled: running"},
+		"suspended":                  {[]func(*unstructured.Unstructured){ht.Set("spec.suspend", true), ht.Set("status", map[string]any{})}, digest, nil, ""},
+	} {
+		hr := ht.Object("HelmRelease", "t/r", append([]func(*unstructured.Unstructured){
+			ready("True", 2, ""), ht.Set("status.observedGeneration", int64(2)), ht.Set("status.lastAttemptedRevision", "1.0.0"), ht.Set("status.lastAttemptedRevisionDigest", "sha256:new"),
+		}, c.change...)...)
+		hr.SetGeneration(2)
+		got := history.ReleaseWaiting(hr, c.artifact, c.mayFail)
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: waiting for %q, want %q", name, got, c.want)
+		}
+	}
+	hr := ht.Object("HelmRelease", "t/r", ready("True", 0, ""))
+	ht.New().AskDelete(ht.Human, hr)
+	if got := history.ReleaseWaiting(hr, nil, nil); got != "is being deleted" {
+		t.Errorf("deleted: %q", got)
+	}
+}
+
+func TestConvergedOverLiveObjects(t *testing.T) {
+	observed := ht.Set("status.observedGeneration", int64(1))
+	generation := func(o *unstructured.Unstructured) { o.SetGeneration(1) }
+	ref := ht.Set("spec.chartRef", map[string]any{"kind": "ExternalArtifact", "namespace": "cozy-system", "name": "chart"})
+	digest := ht.Set("status.lastAttemptedRevisionDigest", "sha256:new")
+	objects := []runtime.Object{
+		ht.Object("ExternalArtifact", "cozy-system/chart", ht.Set("status.artifact.revision", "1.0.0@sha256:new")),
+		ht.Object("ExternalArtifact", "t/chart", ht.Set("status.artifact.revision", "1.0.0@sha256:wrong")),
+		ht.Object("HelmRelease", "t/good", generation, observed, ready("True", 1, ""), ref, digest),
+		ht.Object("HelmRelease", "t/old", generation, observed, ready("True", 1, ""), ref),
+		ht.Object("MachineDeployment", "t/good", generation, observed),
+		ht.Object("MachineDeployment", "t/fresh", generation),
+		ht.Object("MachineSet", "t/fresh", generation),
+	}
+	lists := map[schema.GroupVersionResource]string{}
+	for _, gvr := range history.DefaultKinds() {
+		switch gvr.Resource {
+		case "externalartifacts":
+			lists[gvr] = "ExternalArtifactList"
+		case "helmreleases":
+			lists[gvr] = "HelmReleaseList"
+		case "machinedeployments":
+			lists[gvr] = "MachineDeploymentList"
+		case "machinesets":
+			lists[gvr] = "MachineSetList"
+		}
+	}
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, objects...)
+	got, err := history.NewRest(client, nil).Waiting(t.Context())
+	want := []string{
+		`HelmRelease t/old: has chart "", its source offers "sha256:new"`,
+		"MachineDeployment t/fresh: generation 1 is not observed (0 is)",
+		"MachineSet t/fresh: generation 1 is not observed (0 is)",
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("waiting for %q (error %v), want %q", got, err, want)
+	}
+}
