@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cozystack.io/upgrade-e2e/e2e/harness"
+	"cozystack.io/upgrade-e2e/e2e/platform"
+	"cozystack.io/upgrade-e2e/e2e/programs"
+	"cozystack.io/upgrade-e2e/e2e/report"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// runFlags are what `run` and, in part, `defects` take.
+type runFlags struct {
+	tags, skip []string
+	provider   string
+	old, new   string
+	flux       string
+	artifacts  string
+	keep       bool
+	seed       string
+}
+
+func runCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{Use: "run", Short: "Run one upgrade per family, record it and judge it", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			chosen, err := choose(f.tags, f.skip)
+			if err != nil {
+				return err
+			}
+			root, artifacts, err := f.prepare(cmd.Context(), cmd.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			if f.keep && len(chosen) > 1 {
+				return harness.UsageError{Line: "KEEP=1 keeps one cluster: choose the tags of one family"}
+			}
+			dir := filepath.Join(artifacts, harness.RunID(chosen[0].Name))
+			doc, err := f.runAll(cmd.Context(), root, dir, chosen, cmd.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			if err := latest(artifacts, dir); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "artifacts: %s\n", dir)
+			return exit(doc.Verdict)
+		}}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all)")
+	flags.StringSliceVar(&f.skip, "skip", nil, "scenarios to leave out")
+	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider")
+	flags.StringVar(&f.old, "old", "", "platform to upgrade from: dir or dir@git-ref (the bundled fixture)")
+	flags.StringVar(&f.new, "new", "", "platform to upgrade to: dir or dir@git-ref (the bundled fixture)")
+	flags.StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
+	flags.StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per run (_artifacts)")
+	flags.BoolVar(&f.keep, "keep", false, "leave the cluster running until Ctrl-C")
+	flags.StringVar(&f.seed, "seed", "", "order in which the fleet is made (random)")
+	return cmd
+}
+
+// prepare checks what can be checked before anything starts, and builds what is missing.
+func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts string, err error) {
+	if root, err = harness.Root(); err != nil {
+		return "", "", err
+	}
+	if err := os.Setenv(harness.EnvProvider, f.provider); err != nil {
+		return "", "", err
+	}
+	for name, value := range map[string]string{harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
+		if value != "" {
+			if err := os.Setenv(name, value); err != nil {
+				return "", "", err
+			}
+		}
+	}
+	o, err := harness.FromEnvironment("check")
+	if err != nil {
+		return "", "", err
+	}
+	scratch, err := os.MkdirTemp("", "upgrade-e2e-")
+	if err != nil {
+		return "", "", err
+	}
+	defer os.RemoveAll(scratch)
+	for side, spec := range map[string]string{"old": o.Old, "new": o.New} {
+		if _, err := platform.Load(ctx, spec, filepath.Join(scratch, side)); err != nil {
+			return "", "", harness.UsageError{Line: err.Error()}
+		}
+	}
+	if artifacts = f.artifacts; artifacts == "" {
+		artifacts = filepath.Join(root, "_artifacts")
+	}
+	if artifacts, err = filepath.Abs(artifacts); err != nil {
+		return "", "", err
+	}
+	if err := os.MkdirAll(artifacts, 0o755); err != nil {
+		return "", "", harness.UsageError{Line: fmt.Sprintf("artifacts: %v", err)}
+	}
+	return root, artifacts, build(ctx, root, f.flux, out)
+}
+
+// build makes the programs that a run with this Flux needs.
+func build(ctx context.Context, root, flux string, out io.Writer) error {
+	var extra []string
+	if flux == "1.4" {
+		extra = append(extra, "helm-controller-helm3")
+	}
+	return programs.Build(ctx, root, out, extra...)
+}
+
+// runAll runs the families one after the other. One family's artifacts are dir's; several get a folder each, and dir
+// gets the joined verdict.
+func (f runFlags) runAll(ctx context.Context, root, dir string, chosen []harness.Family, out io.Writer) (report.Document, error) {
+	var runs []report.Run
+	for _, fam := range chosen {
+		to := dir
+		if len(chosen) > 1 {
+			to = filepath.Join(dir, fam.Name)
+		}
+		doc, err := f.runFamily(ctx, root, to, fam, out)
+		if err != nil {
+			return report.Document{}, err
+		}
+		runs = append(runs, doc.Runs...)
+	}
+	doc := report.New(runs...)
+	if len(chosen) == 1 {
+		return doc, nil
+	}
+	doc.Text(out)
+	return doc, doc.Write(dir)
+}
+
+// runFamily builds and runs the test binary of one family in a run folder, and reads its verdict.
+func (f runFlags) runFamily(ctx context.Context, root, dir string, fam harness.Family, out io.Writer) (report.Document, error) {
+	binary := filepath.Join(root, "bin", fam.Name+".test")
+	compile := exec.CommandContext(ctx, "go", "test", "-c", "-o", binary, "./scenarios/"+fam.Name)
+	compile.Dir = root
+	if output, err := compile.CombinedOutput(); err != nil {
+		return report.Document{}, harness.UsageError{Line: fmt.Sprintf("build scenarios/%s: %v: %s", fam.Name, err, lastLine(output))}
+	}
+	args := []string{"-test.timeout=0"}
+	for _, tag := range f.tags {
+		if fam.Has(tag) {
+			args = append(args, "--labels=tag="+tag)
+		}
+	}
+	for _, tag := range f.skip {
+		if fam.Has(tag) {
+			args = append(args, "--skip-labels=tag="+tag)
+		}
+	}
+	test := exec.Command(binary, args...)
+	test.Dir = filepath.Join(root, "scenarios", fam.Name)
+	test.Env = append(os.Environ(), harness.EnvDir+"="+dir)
+	if f.keep {
+		test.Env = append(test.Env, harness.EnvKeep+"=1")
+	}
+	test.Stdout, test.Stderr = out, out
+	// An interrupt goes on to the run, which cleans up and reports; only then do we leave.
+	test.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := test.Start(); err != nil {
+		return report.Document{}, fmt.Errorf("run %s: %w", binary, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = test.Process.Signal(syscall.SIGINT) })
+	defer stop()
+	err := test.Wait()
+	doc, readErr := report.Read(dir)
+	var failed *exec.ExitError
+	switch {
+	case readErr == nil && (err == nil || errors.As(err, &failed)):
+		return doc, nil
+	case errors.As(err, &failed) && failed.ExitCode() == harness.ExitUsage:
+		return doc, verdictError(harness.ExitUsage)
+	case err != nil:
+		// Killed before it could report: what was recorded is in the run folder.
+		broken := report.Run{ID: filepath.Base(dir), Family: fam.Name, Provider: f.provider, Verdict: verify.Inconclusive,
+			Reason: fmt.Sprintf("the run ended without a verdict: %v", err), Scenarios: []report.Scenario{}}
+		doc = report.New(broken)
+		return doc, errors.Join(os.MkdirAll(dir, 0o700), doc.Write(dir))
+	}
+	return doc, readErr
+}
+
+// latest points artifacts/latest at a run folder.
+func latest(artifacts, dir string) error {
+	link := filepath.Join(artifacts, "latest")
+	next := fmt.Sprintf("%s.%d.%d", link, os.Getpid(), time.Now().UnixNano())
+	if err := os.Symlink(filepath.Base(dir), next); err != nil {
+		return fmt.Errorf("link latest: %w", err)
+	}
+	return os.Rename(next, link)
+}
+
+func exit(v verify.Verdict) error {
+	switch v {
+	case verify.Passed:
+		return nil
+	case verify.Failed:
+		return verdictError(harness.ExitFail)
+	default:
+		return verdictError(harness.ExitInconclusive)
+	}
+}
+
+func lastLine(output []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(output)), "\n")
+	return lines[len(lines)-1]
+}

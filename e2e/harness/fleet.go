@@ -1,0 +1,152 @@
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apitypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"cozystack.io/upgrade-e2e/e2e/tenant"
+)
+
+var (
+	helmReleases       = schema.GroupVersionResource{Group: "helm.toolkit.fluxcd.io", Version: "v2", Resource: "helmreleases"}
+	machineDeployments = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta1", Resource: "machinedeployments"}
+)
+
+// fleetBound is how long the fleet may take to run; each machine passes several controllers that poll.
+const fleetBound = 6 * time.Minute
+
+func (r *run) dynamic() (dynamic.Interface, error) {
+	config := rest.CopyConfig(r.cluster.KubernetesRestConfig())
+	config.UserAgent = "upgrade-e2e-fleet"
+	config.QPS, config.Burst = -1, 0
+	return dynamic.NewForConfig(config)
+}
+
+func (r *run) tenants() []*tenant.Tenant {
+	out := []*tenant.Tenant{neighbour()}
+	for _, s := range r.scenarios {
+		out = append(out, s.Given...)
+	}
+	// The order in which a fleet comes up must not matter; the seed brings one order back.
+	rand.New(rand.NewPCG(uint64(r.options.Seed), 0)).Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+// populate makes the selected scenarios' tenants, waits until every declared machine runs, and does the tenants' edits.
+func (r *run) populate(ctx context.Context) error {
+	client, err := r.dynamic()
+	if err != nil {
+		return err
+	}
+	tenants := r.tenants()
+	making, makeCtx := errgroup.WithContext(ctx)
+	making.SetLimit(8)
+	for _, t := range tenants {
+		making.Go(func() error { return r.create(makeCtx, client, t) })
+	}
+	if err := making.Wait(); err != nil {
+		return err
+	}
+	r.installed.Simulation.SetNudge(true)
+	err = r.progress.until(ctx, "the fleet to run", fleetBound, func(ctx context.Context) ([]string, error) {
+		return r.notRunning(ctx, client, tenants)
+	})
+	r.installed.Simulation.SetNudge(false)
+	if err != nil {
+		return err
+	}
+	for _, t := range tenants {
+		for _, e := range t.Edits {
+			if err := edit(ctx, client, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// create makes a tenant's namespace with the platform's values in it, then its clusters.
+func (r *run) create(ctx context.Context, client dynamic.Interface, t *tenant.Tenant) error {
+	values, err := yaml.Marshal(r.old.Profile.TenantValues(t.Namespace()))
+	if err != nil {
+		return fmt.Errorf("values of %s: %w", t.Namespace(), err)
+	}
+	objects := t.Objects(r.old.Profile.Values.Secret, string(values))
+	for _, o := range objects {
+		gvr, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
+		if _, err := client.Resource(gvr).Namespace(o.GetNamespace()).Create(ctx, o, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create %s %s/%s: %w", o.GetKind(), o.GetNamespace(), o.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// notRunning names what of the fleet is not there yet.
+func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants []*tenant.Tenant) ([]string, error) {
+	releases, err := client.Resource(helmReleases).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var waiting []string
+	for _, hr := range releases.Items {
+		if why := notReady(&hr); why != "" && !r.old.Profile.NotReadyAllowed(hr.GetNamespace(), hr.GetName()) {
+			waiting = append(waiting, fmt.Sprintf("HelmRelease %s/%s: %s", hr.GetNamespace(), hr.GetName(), why))
+		}
+	}
+	list, err := client.Resource(machineDeployments).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	ready := map[string]int64{}
+	for _, md := range list.Items {
+		n, _, _ := unstructured.NestedInt64(md.Object, "status", "readyReplicas")
+		ready[md.GetNamespace()+"/"+md.GetName()] = n
+	}
+	for _, t := range tenants {
+		for _, p := range t.Pools() {
+			if n := ready[p.Namespace()+"/"+p.Object()]; n < int64(p.Machines()) {
+				waiting = append(waiting, fmt.Sprintf("pool %s/%s: %d of %d machines", p.Namespace(), p.Object(), n, p.Machines()))
+			}
+		}
+	}
+	return waiting, nil
+}
+
+func notReady(hr *unstructured.Unstructured) string {
+	conditions, _, _ := unstructured.NestedSlice(hr.Object, "status", "conditions")
+	for _, c := range conditions {
+		if c, ok := c.(map[string]any); ok && c["type"] == "Ready" {
+			if c["status"] == "True" {
+				return ""
+			}
+			return fmt.Sprint(c["message"])
+		}
+	}
+	return "not seen by its controller"
+}
+
+func edit(ctx context.Context, client dynamic.Interface, e tenant.Edit) error {
+	patch, err := json.Marshal(e.Patch())
+	if err != nil {
+		return err
+	}
+	gvr, _ := meta.UnsafeGuessKindToResource(schema.FromAPIVersionAndKind(e.APIVersion, e.Kind))
+	_, err = client.Resource(gvr).Namespace(e.Namespace).Patch(ctx, e.Name, apitypes.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("edit %s (%s): %w", e.Object(), e.Why, err)
+	}
+	return nil
+}

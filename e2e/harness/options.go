@@ -1,0 +1,112 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// Environment variables that choose what is run. `make e2e-upgrade` sets them; a plain `go test` may too.
+const (
+	EnvOld      = "UPGRADE_E2E_OLD"      // platform tree, dir or dir@git-ref
+	EnvNew      = "UPGRADE_E2E_NEW"      // the same, to upgrade to
+	EnvProvider = "UPGRADE_E2E_PROVIDER" // embedded
+	EnvFlux     = "UPGRADE_E2E_FLUX"     // helm-controller: 1.6 (Helm 4) or 1.4 (Helm 3)
+	EnvKeep     = "UPGRADE_E2E_KEEP"     // 1: leave the cluster running until interrupted
+	EnvDir      = "UPGRADE_E2E_DIR"      // run folder; made when it is not there
+	EnvSeed     = "UPGRADE_E2E_SEED"     // order in which the fleet is made
+
+	// Unified diffs that are applied to a copy of the trees: how a defect is planted.
+	EnvOldOverlay = "UPGRADE_E2E_OLD_OVERLAY"
+	EnvNewOverlay = "UPGRADE_E2E_NEW_OVERLAY"
+)
+
+// Options says what is run; FromEnvironment reads it.
+type Options struct {
+	Root     string // of this project: bin, fixtures and _artifacts are below it
+	Dir      string // run folder
+	Old, New string
+	// OldOverlay and NewOverlay are diffs for copies of the trees; empty for none.
+	OldOverlay, NewOverlay string
+	Provider               string
+	Flux                   string
+	Keep                   bool
+	Seed                   int64
+}
+
+// UsageError is bad input: one line, exit status 2.
+type UsageError struct{ Line string }
+
+func (e UsageError) Error() string { return e.Line }
+
+func usagef(format string, args ...any) error { return UsageError{fmt.Sprintf(format, args...)} }
+
+// FromEnvironment reads the options of a run of family, with the bundled platform as default.
+func FromEnvironment(family string) (Options, error) {
+	root, err := Root()
+	if err != nil {
+		return Options{}, err
+	}
+	o := Options{
+		Root:       root,
+		Old:        or(os.Getenv(EnvOld), filepath.Join(root, "fixtures", "platform", "old")),
+		New:        or(os.Getenv(EnvNew), filepath.Join(root, "fixtures", "platform", "new")),
+		OldOverlay: os.Getenv(EnvOldOverlay),
+		NewOverlay: os.Getenv(EnvNewOverlay),
+		Provider:   or(os.Getenv(EnvProvider), "embedded"),
+		Flux:       or(os.Getenv(EnvFlux), "1.6"),
+		Keep:       os.Getenv(EnvKeep) == "1",
+		Seed:       time.Now().UnixNano() % 1e6,
+	}
+	if s := os.Getenv(EnvSeed); s != "" {
+		if o.Seed, err = strconv.ParseInt(s, 10, 64); err != nil {
+			return Options{}, usagef("SEED=%s is not a whole number", s)
+		}
+	}
+	if o.Provider != "embedded" {
+		return Options{}, usagef("PROVIDER=%s is not known; this version runs PROVIDER=embedded", o.Provider)
+	}
+	if _, ok := engines[o.Flux]; !ok {
+		return Options{}, usagef("FLUX=%s is not known; FLUX=1.6 (Helm 4) or FLUX=1.4 (Helm 3)", o.Flux)
+	}
+	o.Dir = or(os.Getenv(EnvDir), filepath.Join(root, "_artifacts", RunID(family)))
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return Options{}, fmt.Errorf("run folder: %w", err)
+	}
+	return o, nil
+}
+
+// engines maps FLUX to the program that is the helm-controller of that version.
+var engines = map[string]string{"1.6": "helm-controller", "1.4": "helm-controller-helm3"}
+
+// RunID names a run so that runs sort by time and two at once differ.
+func RunID(family string) string {
+	return fmt.Sprintf("%s-%s-%d", time.Now().UTC().Format("20060102-150405"), family, os.Getpid())
+}
+
+// Root finds the project's root, the folder with its go.mod, from the current folder upwards.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the project's root: %w", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "fixtures", "platform")); err == nil {
+			return dir, nil
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return "", usagef("no fixtures/platform above the current folder; run it inside the project")
+		}
+		dir = up
+	}
+}
+
+func or(value, otherwise string) string {
+	if value != "" {
+		return value
+	}
+	return otherwise
+}

@@ -1,0 +1,65 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// progress prints one line when a step begins, one when it ends, and every so often what it is still waiting for.
+type progress struct {
+	mu    sync.Mutex
+	out   io.Writer
+	start time.Time
+}
+
+func newProgress(out io.Writer) *progress { return &progress{out: out, start: time.Now()} }
+
+// Printf prints one line with the seconds since the run began.
+func (p *progress) Printf(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.out, "%6.1fs  %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// every is how often a wait says what it is waiting for.
+const every = 10 * time.Second
+
+// until polls waiting until it names nothing, for bound at most.
+func (p *progress) until(ctx context.Context, what string, bound time.Duration,
+	waiting func(context.Context) ([]string, error)) error {
+	begin, said := time.Now(), time.Now()
+	var last []string
+	var lastErr error
+	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, bound, true, func(ctx context.Context) (bool, error) {
+		last, lastErr = waiting(ctx)
+		if lastErr == nil && len(last) == 0 {
+			return true, nil
+		}
+		if time.Since(said) >= every {
+			said = time.Now()
+			p.Printf("  waiting %.0f s for %s: %s", time.Since(begin).Seconds(), what, summary(last, lastErr))
+		}
+		return false, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waited %.0f s for %s: %s: %w", time.Since(begin).Seconds(), what, summary(last, lastErr), err)
+	}
+	return nil
+}
+
+// summary names the first few of what is waited for.
+func summary(waiting []string, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	const few = 3
+	if len(waiting) <= few {
+		return fmt.Sprint(waiting)
+	}
+	return fmt.Sprintf("%v and %d more", waiting[:few], len(waiting)-few)
+}

@@ -1,0 +1,446 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/e2e-framework/pkg/env"
+	"sigs.k8s.io/e2e-framework/pkg/envconf"
+	"sigs.k8s.io/e2e-framework/pkg/features"
+	"sigs.k8s.io/e2e-framework/pkg/types"
+
+	"cozystack.io/upgrade-e2e/e2e/cluster"
+	"cozystack.io/upgrade-e2e/e2e/components"
+	"cozystack.io/upgrade-e2e/e2e/history"
+	"cozystack.io/upgrade-e2e/e2e/platform"
+	"cozystack.io/upgrade-e2e/e2e/process"
+	"cozystack.io/upgrade-e2e/e2e/report"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// Exit statuses of a run and of the command behind make.
+const (
+	ExitPass         = 0
+	ExitFail         = 1
+	ExitUsage        = 2
+	ExitInconclusive = 3
+)
+
+// A Suite is a family about to run; its package's TestMain and Test function share it.
+type Suite struct {
+	family Family
+	env    env.Environment
+	run    *run
+}
+
+// New prepares a family; nothing starts before Main.
+func New(f Family) *Suite { return &Suite{family: f} }
+
+// Main is the package's TestMain: it runs the upgrade, lets Test judge it, and returns the exit status.
+func (s *Suite) Main(m *testing.M) int {
+	process.Main()
+	cfg, err := envconf.NewFromFlags()
+	if err != nil {
+		return usage(err)
+	}
+	selected, err := s.family.selected(cfg)
+	if err != nil {
+		return usage(err)
+	}
+	o, err := FromEnvironment(s.family.Name)
+	if err != nil {
+		return usage(err)
+	}
+	programs, err := cluster.FindPrograms(o.Root)
+	if err != nil {
+		fmt.Printf("skipped: %v\n", err)
+		return ExitPass
+	}
+	if cfg.DryRunMode() {
+		s.env = env.NewWithConfig(cfg)
+		return m.Run()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if s.env, err = env.NewWithContext(ctx, cfg); err != nil {
+		return usage(err)
+	}
+	s.run = &run{options: o, family: s.family, scenarios: selected, programs: programs,
+		progress: newProgress(os.Stdout), judged: map[string]report.Scenario{}}
+	r := s.run
+	s.env.Setup(
+		r.step("run folder", &r.seconds.Boot, r.open),
+		r.step("platform versions", &r.seconds.Boot, r.load),
+		r.step("cluster", &r.seconds.Boot, r.boot),
+		r.step("components", &r.seconds.Boot, r.install),
+		r.step("old platform", &r.seconds.Install, r.oldPlatform),
+		r.step("tenants", &r.seconds.Populate, r.populate),
+		r.step("baseline", &r.seconds.Populate, r.baseline),
+		r.step("upgrade", &r.seconds.Upgrade, r.upgrade),
+		r.step("settle", &r.seconds.Settle, r.settle),
+		r.step("acts", &r.seconds.Settle, r.acts),
+		r.step("close the record", &r.seconds.Judge, r.close),
+	)
+	s.env.Finish(r.finish)
+	code := s.env.Run(m)
+	return r.exit(code)
+}
+
+// Test judges each selected scenario over the closed record.
+func (s *Suite) Test(t *testing.T) {
+	var all []types.Feature
+	for _, sc := range s.family.Scenarios {
+		f := features.New(sc.Tag)
+		for key, values := range sc.Labels(s.family.Name) {
+			for _, value := range values {
+				f.WithLabel(key, value)
+			}
+		}
+		target := 0
+		if s.run != nil {
+			target = s.run.new.Target
+		}
+		for _, check := range s.family.Checks(sc, target) {
+			f.Assess(check.Name, func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
+				if message := s.run.judge(sc, check); message != "" {
+					t.Error(message)
+				}
+				return ctx
+			})
+		}
+		all = append(all, f.Feature())
+	}
+	s.env.Test(t, all...)
+}
+
+// run is the state of one run; each step fills in what the next ones need.
+type run struct {
+	options   Options
+	family    Family
+	scenarios []Scenario
+	programs  cluster.Programs
+	progress  *progress
+	begun     time.Time
+	seconds   report.Seconds
+	broken    string // phase and error that ended the run before it could be judged
+
+	processes *process.Run
+	old, new  *platform.Version
+	cluster   cluster.Provider
+	installed *components.Installed
+	env       *platform.Env
+	recorder  *history.Recorder
+	history   *history.History
+	judged    map[string]report.Scenario // by tag
+}
+
+// step wraps one step of the run: a line before and after, its seconds on the phase's account, its error as the reason
+// why the run can't be judged.
+func (r *run) step(name string, seconds *float64, do func(context.Context) error) env.Func {
+	return func(ctx context.Context, _ *envconf.Config) (context.Context, error) {
+		if r.begun.IsZero() {
+			r.begun = time.Now()
+		}
+		begin := time.Now()
+		r.progress.Printf("%s …", name)
+		err := do(ctx)
+		*seconds += time.Since(begin).Seconds()
+		if err != nil {
+			if ctx.Err() != nil {
+				err = errors.New("interrupted")
+			}
+			r.broken = fmt.Sprintf("%s: %v", name, err)
+			return ctx, err
+		}
+		r.progress.Printf("%s done in %.1f s", name, time.Since(begin).Seconds())
+		return ctx, nil
+	}
+}
+
+// open takes the run folder and ends what killed runs beside it have left.
+func (r *run) open(context.Context) error {
+	swept, err := process.Sweep(filepath.Dir(r.options.Dir))
+	if err != nil {
+		return err
+	}
+	for _, line := range swept {
+		r.progress.Printf("  %s", line)
+	}
+	r.processes, err = process.Open(r.options.Dir)
+	return err
+}
+
+func (r *run) load(ctx context.Context) error {
+	var err error
+	if r.old, err = r.version(ctx, "old", r.options.Old, r.options.OldOverlay); err != nil {
+		return err
+	}
+	if r.new, err = r.version(ctx, "new", r.options.New, r.options.NewOverlay); err != nil {
+		return err
+	}
+	return platform.CheckUpgrade(r.old, r.new, r.programs.Dir)
+}
+
+func (r *run) version(ctx context.Context, name, spec, overlay string) (*platform.Version, error) {
+	var o platform.Options
+	if overlay != "" {
+		o.Overlay = []string{overlay}
+	}
+	return platform.Load(ctx, spec, filepath.Join(r.options.Dir, "state", name), o)
+}
+
+func (r *run) boot(ctx context.Context) error {
+	r.cluster = cluster.NewEmbedded(r.processes, r.programs)
+	_, err := r.cluster.SetDefaults().Create(ctx)
+	return err
+}
+
+func (r *run) install(ctx context.Context) error {
+	var err error
+	r.installed, err = components.Install(ctx, r.cluster, r.programs, components.Options{
+		HelmController: engines[r.options.Flux],
+		Entrypoint:     platform.Entrypoints(r.new, r.old),
+		Progress:       func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
+	})
+	if err != nil {
+		return err
+	}
+	report.Table(os.Stdout, r.fidelity())
+	return nil
+}
+
+func (r *run) fidelity() []report.Fidelity {
+	if r.installed == nil {
+		return nil
+	}
+	var out []report.Fidelity
+	for _, f := range r.installed.Fidelity {
+		out = append(out, report.Fidelity(f))
+	}
+	return out
+}
+
+func (r *run) oldPlatform(ctx context.Context) error {
+	charts, err := platform.ServeArtifacts(ctx)
+	if err != nil {
+		return err
+	}
+	r.env = &platform.Env{
+		Config: r.cluster.KubernetesRestConfig(), Programs: r.programs.Dir, Processes: r.processes, Charts: charts,
+		ArtifactsDir: r.options.Dir, Log: func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
+	}
+	return platform.Install(ctx, r.env, r.old)
+}
+
+// baseline starts the record: from here on every change and every write is in it.
+func (r *run) baseline(ctx context.Context) error {
+	var err error
+	r.recorder, err = history.Start(ctx, history.RecorderOptions{
+		Config: r.cluster.KubernetesRestConfig(), AuditLog: r.cluster.AuditLog(),
+		Out: filepath.Join(r.options.Dir, "history.jsonl"),
+		Header: history.Header{RunID: filepath.Base(r.options.Dir), Family: r.family.Name, Provider: r.options.Provider,
+			Seed: r.options.Seed, Old: r.options.Old, New: r.options.New, Target: r.new.Target},
+	})
+	return err
+}
+
+// upgrade runs the platform's own upgrade. One that is refused is a finding, not a broken run: the checks tell what it
+// did to the fleet.
+func (r *run) upgrade(ctx context.Context) error {
+	r.recorder.Mark(history.PhaseUpgrade)
+	outcome, err := platform.Upgrade(ctx, r.env, r.new)
+	if err != nil {
+		return err
+	}
+	r.log("migration", outcome.HookLog()...)
+	if outcome.Failure != "" {
+		r.log("platform", outcome.Failure)
+		r.progress.Printf("  the platform's upgrade failed: %s", outcome.Failure)
+	}
+	return nil
+}
+
+func (r *run) log(source string, lines ...string) {
+	for _, line := range lines {
+		r.recorder.Log(source, line)
+	}
+}
+
+// quiet is longer than the shortest requeues: CAPK looks again after 10 s when it waits for something.
+const (
+	quiet       = 11 * time.Second
+	settleBound = 4 * time.Minute
+)
+
+func (r *run) settle(ctx context.Context) error {
+	r.recorder.Mark("settle")
+	return r.comeToRest(ctx)
+}
+
+func (r *run) comeToRest(ctx context.Context) error {
+	client, err := r.dynamic()
+	if err != nil {
+		return err
+	}
+	rest := history.NewRest(client, r.mayFail())
+	said := time.Duration(0)
+	settled, err := history.Settle(ctx, history.SettleOptions{
+		Recorder: r.recorder, Converged: rest.Waiting, Busy: r.installed.Busy,
+		Ignore: rest.Ignore, Quiet: quiet, Bound: settleBound,
+		Progress: func(waited time.Duration, waiting []string) {
+			if len(waiting) > 0 && waited-said >= every {
+				said = waited
+				r.progress.Printf("  waiting %.0f s for rest: %s", waited.Seconds(), summary(waiting, nil))
+			}
+		},
+	})
+	if err == nil && !settled.OK {
+		r.progress.Printf("  not settled after %.0f s: %s", settled.Seconds, summary(settled.Waiting, nil))
+	}
+	return err
+}
+
+// mayFail joins what the profile and the selected scenarios excuse.
+func (r *run) mayFail() history.MayFail {
+	var failures []Failure
+	for _, s := range r.scenarios {
+		failures = append(failures, s.MayFail...)
+	}
+	expected := mayFail(failures)
+	return func(namespace, name, message string) bool {
+		return expected(namespace, name, message) || r.new.Profile.NotReadyAllowed(namespace, name)
+	}
+}
+
+// acts does what the selected scenarios ask for after the upgrade, each act once, and lets the cluster settle again.
+func (r *run) acts(ctx context.Context) error {
+	done := map[string]bool{}
+	for _, s := range r.scenarios {
+		for _, act := range s.Acts {
+			if done[act.Name] {
+				continue
+			}
+			done[act.Name] = true
+			r.progress.Printf("  %s", act.Name)
+			r.recorder.Mark(act.Name)
+			if err := act.Do(ctx, Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log}); err != nil {
+				return fmt.Errorf("%s: %w", act.Name, err)
+			}
+			if err := r.comeToRest(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// close ends the record and reads it back: what is judged is what the file holds.
+func (r *run) close(ctx context.Context) error {
+	if err := r.recorder.Stop(ctx); err != nil {
+		return err
+	}
+	var err error
+	r.history, err = history.Read(filepath.Join(r.options.Dir, "history.jsonl"))
+	return err
+}
+
+// judge runs one check and notes its finding; the text is empty when it passed.
+func (r *run) judge(s Scenario, check verify.Check) string {
+	begin := time.Now()
+	finding := judge(check, r.history)
+	r.seconds.Judge += time.Since(begin).Seconds()
+	noted := r.judged[s.Tag]
+	noted.Family, noted.Tag = r.family.Name, s.Tag
+	noted.Checks = append(noted.Checks, finding)
+	r.judged[s.Tag] = noted
+	if finding.Verdict == verify.Passed {
+		return ""
+	}
+	return fmt.Sprintf("%s (run %s, seed %d)", finding, filepath.Base(r.options.Dir), r.options.Seed)
+}
+
+// Judge runs all checks of a scenario over a record.
+func (f Family) Judge(s Scenario, h *history.History) report.Scenario {
+	out := report.Scenario{Family: f.Name, Tag: s.Tag}
+	for _, check := range f.Checks(s, h.Header.Target) {
+		out.Checks = append(out.Checks, judge(check, h))
+	}
+	return out
+}
+
+func judge(check verify.Check, h *history.History) report.Check {
+	result := check.Judge(h)
+	return report.Check{Name: check.Name, Verdict: result.Verdict, Reason: result.Reason,
+		Evidence: append([]verify.Evidence{}, result.Evidence...)}
+}
+
+// finish writes the report and ends the cluster, whatever happened before.
+func (r *run) finish(ctx context.Context, _ *envconf.Config) (context.Context, error) {
+	result := r.result()
+	err := os.MkdirAll(r.options.Dir, 0o700)
+	if err == nil {
+		err = report.New(result).Write(r.options.Dir)
+	}
+	report.New(result).Text(os.Stdout)
+	if r.options.Keep && r.cluster != nil && ctx.Err() == nil {
+		fmt.Printf("\nkept: export KUBECONFIG=%s\nCtrl-C ends the cluster\n", r.cluster.GetKubeconfig())
+		<-ctx.Done()
+	}
+	// The interrupt that brought us here must not keep us from cleaning up.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	if r.recorder != nil && r.history == nil {
+		err = errors.Join(err, r.recorder.Stop(end))
+	}
+	if r.cluster != nil {
+		err = errors.Join(err, r.cluster.Destroy(end))
+	}
+	if r.processes != nil {
+		err = errors.Join(err, r.processes.Close())
+	}
+	if err != nil {
+		fmt.Printf("clean-up: %v\n", err)
+	}
+	return ctx, err
+}
+
+func (r *run) result() report.Run {
+	r.seconds.Total = time.Since(r.begun).Seconds()
+	out := report.Run{ID: filepath.Base(r.options.Dir), Family: r.family.Name, Provider: r.options.Provider,
+		Seed: r.options.Seed, Old: r.options.Old, New: r.options.New, Reason: r.broken, Seconds: r.seconds,
+		Fidelity: r.fidelity(), Scenarios: []report.Scenario{}}
+	for _, s := range r.scenarios {
+		if judged, ok := r.judged[s.Tag]; ok {
+			out.Scenarios = append(out.Scenarios, judged)
+		}
+	}
+	out.Judge()
+	return out
+}
+
+// exit turns the verdict into an exit status; code is what the test binary would return.
+func (r *run) exit(code int) int {
+	verdict := r.result().Verdict
+	if code != 0 || verdict != verify.Passed {
+		switch verdict {
+		case verify.Failed:
+			return ExitFail
+		case verify.Inconclusive:
+			return ExitInconclusive
+		}
+		return ExitFail // a panic or a framework failure after every check passed
+	}
+	return ExitPass
+}
+
+func usage(err error) int {
+	fmt.Fprintln(os.Stderr, err)
+	return ExitUsage
+}

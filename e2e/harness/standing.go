@@ -1,0 +1,62 @@
+package harness
+
+import (
+	"regexp"
+
+	"cozystack.io/upgrade-e2e/e2e/history"
+	"cozystack.io/upgrade-e2e/e2e/tenant"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// A Failure is a HelmRelease that a scenario leaves not Ready on purpose, for a reason that its message must tell.
+type Failure struct {
+	Namespace, Release string
+	Because            *regexp.Regexp
+}
+
+// mayFail excuses the expected failures, and nothing else.
+func mayFail(failures []Failure) history.MayFail {
+	return func(namespace, name, message string) bool {
+		for _, f := range failures {
+			if f.Namespace == namespace && f.Release == name && f.Because.MatchString(message) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// neighbour lives on every cluster, so that "nobody else was touched" is a claim about somebody, also when one scenario
+// runs alone.
+func neighbour() *tenant.Tenant {
+	t := tenant.New("neighbour")
+	t.Cluster("prod").Pool("md0")
+	return t
+}
+
+// standing are the checks that every scenario gets: the record can be trusted, no churn, converged, isolated, fleet done.
+func (f Family) standing(s Scenario, target int) []verify.Check {
+	checks := []verify.Check{verify.Record()}
+	for _, t := range s.Given {
+		subject := verify.Subject{Namespace: t.Namespace()}
+		checks = append(checks,
+			verify.NoChurn(subject),
+			verify.Converged(subject, mayFail(s.MayFail)),
+			verify.Isolated(subject, f.others(s)...))
+	}
+	return append(checks, verify.FleetDone(target))
+}
+
+// others are the tenants of the other scenarios, and the neighbour.
+func (f Family) others(s Scenario) []verify.Subject {
+	out := []verify.Subject{{Namespace: neighbour().Namespace()}}
+	for _, other := range f.Scenarios {
+		if other.Tag == s.Tag {
+			continue
+		}
+		for _, t := range other.Given {
+			out = append(out, verify.Subject{Namespace: t.Namespace()})
+		}
+	}
+	return out
+}

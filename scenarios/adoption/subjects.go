@@ -1,0 +1,65 @@
+package adoption
+
+import (
+	"fmt"
+	"regexp"
+
+	"cozystack.io/upgrade-e2e/e2e/history"
+	"cozystack.io/upgrade-e2e/e2e/tenant"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// subject selects a pool's objects in a record.
+func subject(p *tenant.Pool) verify.Subject {
+	return verify.Subject{Namespace: p.Namespace(), Cluster: p.Cluster.Name, Pool: p.Name}
+}
+
+// adopted claims of each pool that its four kinds of object are the same as before, pinned, and belong to the pool's own
+// release and no longer to the cluster's.
+func adopted(pools ...*tenant.Pool) []verify.Check {
+	var checks []verify.Check
+	for _, p := range pools {
+		s := subject(p)
+		objects := verify.PoolObjects(s)
+		checks = append(checks,
+			named("adopted", s, verify.Owned(objects, s.PoolRelease(), s.ClusterRelease())),
+			named("pinned", s, verify.Pinned(objects)),
+			named("kept", s, verify.Kept(objects)),
+			verify.TemplateUnchanged(s))
+	}
+	return checks
+}
+
+// leftAlone claims of each pool that its objects are the same as before, pinned, and belong to whom they belonged to;
+// that it got no release; and that the migration said so.
+func leftAlone(pools ...*tenant.Pool) []verify.Check {
+	var checks []verify.Check
+	for _, p := range pools {
+		s := subject(p)
+		objects := verify.PoolObjects(s)
+		checks = append(checks,
+			named("not adopted", s, verify.NotAdopted(objects, s.PoolRelease())),
+			named("pinned", s, verify.Pinned(objects)),
+			named("kept", s, verify.Kept(objects)),
+			verify.TemplateUnchanged(s),
+			named("no release", s, verify.NeverThere(helmRelease(s.PoolRelease()))),
+			named("warned", s, verify.LogLine("migration", warning(p), 1)))
+	}
+	return checks
+}
+
+// named gives a check a name that tells it from the same check of another pool.
+func named(name string, s verify.Subject, c verify.Check) verify.Check {
+	c.Name = fmt.Sprintf("%s %s", name, s)
+	return c
+}
+
+func helmRelease(k history.ReleaseKey) history.Ref {
+	return history.Ref{Resource: "helmreleases.helm.toolkit.fluxcd.io", Namespace: k.Namespace, Name: k.Name}
+}
+
+// warning matches a warning of the migration that names the pool or the release that it would have got.
+func warning(p *tenant.Pool) *regexp.Regexp {
+	cluster, pool := regexp.QuoteMeta(p.Cluster.Name), regexp.QuoteMeta(p.Name)
+	return regexp.MustCompile(fmt.Sprintf(`WARNING.*(\b%s\b.*\b%s\b|%s)`, cluster, pool, regexp.QuoteMeta(p.Release())))
+}
