@@ -1,0 +1,59 @@
+# make e2e-upgrade runs an upgrade and judges it; make test runs what a change must pass. README.md explains both.
+SHELL := bash
+GO    ?= go
+CMD   := bin/upgrade-e2e
+
+# What is run: make e2e-upgrade TAGS=plain-pool,re-run OLD=/src/cozystack@main NEW=/src/cozystack@my-branch
+TAGS      ?=
+SKIP      ?=
+PROVIDER  ?= embedded
+OLD       ?=
+NEW       ?=
+FLUX      ?=
+KEEP      ?=
+ARTIFACTS ?=
+SEED      ?=
+DEFECT    ?=
+RUN       ?=
+
+FLAGS = $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
+        $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
+        $(if $(filter 1,$(KEEP)),--keep) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED))
+
+.PHONY: help e2e-upgrade e2e-list e2e-defects e2e-judge tools test unit lint clean command
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+e2e-upgrade: command ## one upgrade: TAGS= SKIP= PROVIDER= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED=
+	@$(CMD) run $(FLAGS)
+
+e2e-list: command ## families and scenarios, one line each
+	@$(CMD) list
+
+e2e-defects: command ## plant each defect and show what turns red: DEFECT=n ARTIFACTS=
+	@$(CMD) defects $(if $(DEFECT),--defect=$(DEFECT)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)')
+
+e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
+	@$(CMD) judge $(or $(RUN),_artifacts/latest)
+
+tools: command ## build the programs that a cluster consists of (some 20 minutes on 2 cores, once)
+	@$(CMD) tools
+
+test: tools unit ## unit tests with the race detector, and one embedded run
+	@$(CMD) run
+
+unit: ## unit tests with the race detector
+	@$(GO) tool gotestsum --format=pkgname-and-test-fails -- -race $$($(GO) list ./... | grep -v /scenarios/)
+
+lint: ## gofmt, go vet, staticcheck
+	@test -z "$$(gofmt -l e2e scenarios fixtures tools)" || { gofmt -l e2e scenarios fixtures tools; exit 1; }
+	@$(GO) vet ./...
+	@$(GO) tool staticcheck ./...
+
+clean: command ## end what killed runs left behind, remove built programs and artifacts
+	@$(CMD) clean
+	@rm -rf bin _artifacts
+
+command:
+	@$(GO) build -o $(CMD) ./e2e/cmd/upgrade-e2e
