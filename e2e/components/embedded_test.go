@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,11 +259,10 @@ func TestEmbedded(t *testing.T) {
 	})
 
 	t.Run("all listen on loopback only", func(t *testing.T) {
-		// Their webhook server takes a port by flag but no host.
-		anyHost := []string{"cluster-api", "cluster-api-provider-kubevirt", "cluster-api-bootstrap-provider-talos"}
+
 		listeners := processtest.Listeners(t, run.Dir())
 		for _, l := range listeners {
-			if !l.Loopback() && !slices.Contains(anyHost, l.Program) {
+			if !l.Loopback() {
 				t.Errorf("%s listens on %s", l.Program, l.Address)
 			}
 		}

@@ -21,6 +21,8 @@ type Defect struct {
 	Plants string `json:"plants"` // what is wrong, in a sentence
 	Origin string `json:"origin"` // where the mistake was seen
 	Red    []Red  `json:"red"`    // what it must turn red; every other scenario stays green
+	// Awaits says which scenario or check has to come before the defect can show; "" when it shows today.
+	Awaits string `json:"awaits"`
 	// Harness is the mistake where it is not one of the tree but of whoever upgrades it.
 	Harness struct {
 		PublishBeforeHook bool `json:"publishBeforeHook"`

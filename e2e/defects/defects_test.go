@@ -16,6 +16,11 @@ func TestBundledDefectsLoad(t *testing.T) {
 		if d.Plants == "" || d.Origin == "" || len(d.Red) == 0 {
 			t.Errorf("defect %s says too little: %+v", d, d)
 		}
+		for _, red := range d.Red {
+			if red.Scenario == "" || len(red.Checks) == 0 {
+				t.Errorf("defect %s: red needs a scenario and checks: %+v", d, red)
+			}
+		}
 	}
 	for _, n := range []int{1, 2, 4, 6} {
 		if !slices.Contains(numbers, n) {

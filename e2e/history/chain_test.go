@@ -116,6 +116,13 @@ func TestChainTakesTheLastCauseBeforeTheEventOnly(t *testing.T) {
 		"Machine t/fresh created by capi-manager", "MachineSet t/kubernetes-prod-md0-abcde changed by kubernetes-admin")
 }
 
+func TestALaterDeletionIsNoCause(t *testing.T) {
+	b, p, _ := fleet()
+	b.AskDelete(ht.CAPI, p.Workers[0].Machine).AskDelete(ht.Human, p.Set)
+	h := b.Read(t)
+	wantChain(t, h, h.Lifetime(string(p.Workers[0].Machine.GetUID())).Deletion(), "Machine t/kubernetes-prod-md0-abcde-0 deleted by capi-manager")
+}
+
 func TestBaselineEventsHaveNoChain(t *testing.T) {
 	b, _, _ := fleet()
 	h := b.Read(t)

@@ -33,7 +33,8 @@ func TestReleaseWaiting(t *testing.T) {
 	}{
 		"ready":                      {nil, digest, nil, ""},
 		"ready, nothing known":       {nil, nil, nil, ""},
-		"old digest":                 {[]func(*unstructured.Unstructured){ht.Set("status.lastAttemptedRevisionDigest", "sha256:old")}, digest, nil, `has chart "sha256:old", its source offers "sha256:new"`},
+		"old digest":                 {[]func(*unstructured.Unstructured){ht.Set("status.lastAttemptedRevisionDigest", "sha256:old")}, digest, nil, `has chart "sha256:old", its source offers "1.0.0@sha256:new"`},
+		"digest under another name":  {[]func(*unstructured.Unstructured){ht.Set("status.lastAttemptedRevisionDigest", "latest@sha256:new")}, digest, nil, ""},
 		"version":                    {nil, version, nil, ""},
 		"old version":                {[]func(*unstructured.Unstructured){ht.Set("status.lastAttemptedRevision", "0.9.0")}, version, nil, `has chart "0.9.0"`},
 		"never reconciled":           {[]func(*unstructured.Unstructured){ht.Set("status", map[string]any{})}, digest, nil, "generation 2 is not reconciled (0 is)"},
@@ -77,6 +78,54 @@ func TestConvergedOverLiveObjects(t *testing.T) {
 		ht.Object("MachineDeployment", "t/fresh", generation),
 		ht.Object("MachineSet", "t/fresh", generation),
 	}
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists(), objects...)
+	got, err := history.NewRest(client, nil).Waiting(t.Context())
+	want := []string{
+		`HelmRelease t/old: has chart "", its source offers "1.0.0@sha256:new"`,
+		"MachineDeployment t/fresh: generation 1 is not observed (0 is)",
+		"MachineSet t/fresh: generation 1 is not observed (0 is)",
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("waiting for %q (error %v), want %q", got, err, want)
+	}
+}
+
+func TestAReleaseThatFailsInVainHasComeToItsEnd(t *testing.T) {
+	mayFail := func(_, _, message string) bool { return message == "refused" }
+	for name, c := range map[string]struct {
+		failures   int64
+		generation int64
+		message    string
+		digest     string
+		ended      bool
+	}{
+		"first failure":                     {1, 1, "timeout", "sha256:new", false},
+		"first failure, expected":           {1, 1, "refused", "sha256:new", true},
+		"second failure":                    {2, 1, "timeout", "sha256:new", true},
+		"second failure with the old chart": {2, 1, "timeout", "sha256:old", false},
+		"second failure with old values":    {2, 0, "timeout", "sha256:new", false},
+	} {
+		hr := ht.Object("HelmRelease", "t/r", ready("False", c.generation, c.message), ht.Set("status.failures", c.failures), ht.Set("status.lastAttemptedRevisionDigest", c.digest),
+			ht.Set("spec.chartRef", map[string]any{"kind": "ExternalArtifact", "namespace": "cozy-system", "name": "chart"}))
+		hr.SetGeneration(1)
+		artifact := ht.Object("ExternalArtifact", "cozy-system/chart", ht.Set("status.artifact.revision", "1.0.0@sha256:new"))
+		rest := history.NewRest(fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists(), hr, artifact), mayFail)
+		waiting, err := rest.Waiting(t.Context())
+		if err != nil || (len(waiting) == 0) != c.ended {
+			t.Errorf("%s: waiting for %q (error %v), want an end: %v", name, waiting, err, c.ended)
+		}
+		for ref, want := range map[history.Ref]bool{
+			ht.Ref(hr): c.ended, {Resource: "secrets", Namespace: "t", Name: "sh.helm.release.v1.r.v7"}: c.ended, {Resource: "secrets", Namespace: "t", Name: "sh.helm.release.v1.other.v1"}: false,
+		} {
+			if rest.Ignore(ref) != want {
+				t.Errorf("%s: writes to %v are ignored: %v, want %v", name, ref, !want, want)
+			}
+		}
+	}
+}
+
+// lists are the kinds of list that a fake client needs.
+func lists() map[schema.GroupVersionResource]string {
 	lists := map[schema.GroupVersionResource]string{}
 	for _, gvr := range history.DefaultKinds() {
 		switch gvr.Resource {
@@ -90,14 +139,5 @@ func TestConvergedOverLiveObjects(t *testing.T) {
 			lists[gvr] = "MachineSetList"
 		}
 	}
-	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, objects...)
-	got, err := history.NewRest(client, nil).Waiting(t.Context())
-	want := []string{
-		`HelmRelease t/old: has chart "", its source offers "sha256:new"`,
-		"MachineDeployment t/fresh: generation 1 is not observed (0 is)",
-		"MachineSet t/fresh: generation 1 is not observed (0 is)",
-	}
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("waiting for %q (error %v), want %q", got, err, want)
-	}
+	return lists
 }

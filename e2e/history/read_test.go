@@ -56,6 +56,10 @@ func TestWriterIsTheRequestThatMadeTheVersion(t *testing.T) {
 	b.Delete(ht.KubeVirt, vm)
 	h := b.Read(t)
 	wantWriters(t, h, "", ht.CAPK.User, ht.KubeVirt.User)
+	lone := ht.Object("VirtualMachine", "t/lone")
+	wantWriters(t, ht.New().Baseline(lone).
+		Request(history.Write{User: "refused", Verb: "delete", Code: 403, Resource: "virtualmachines.kubevirt.io", UID: string(lone.GetUID())}).
+		Delete(ht.Who{}, lone).Read(t), "", "")
 	if got := len(h.WritesTo(h.Lifetimes()[0])); got != 4 {
 		t.Errorf("%d writes to the VM, want 4 with the refused one", got)
 	}
@@ -156,6 +160,8 @@ func TestOpenGaps(t *testing.T) {
 	record := func(change func(b *ht.Builder)) *history.History {
 		m := ht.Object("Machine", "t/m")
 		b := ht.New().Baseline(m)
+		b.Request(history.Write{User: "u", Verb: "delete", Resource: "machines.cluster.x-k8s.io", Namespace: "t", Name: "of-old", UID: "of-old"}) // long before
+		b.Mark("a").Mark("b").Mark("c")
 		since := b.Now()
 		b.Update(ht.CAPI, m, ht.Set("spec.a", "1"))
 		change(b)

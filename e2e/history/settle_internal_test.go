@@ -6,12 +6,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-func TestSettleWaitsForAllThreeAtOnce(t *testing.T) {
+func TestSettleWaitsForAllThreeAtOnce(t *testing.T) { synctest.Test(t, settleWaitsForAllThreeAtOnce) }
+
+func settleWaitsForAllThreeAtOnce(t *testing.T) {
 	s := &server{}
 	r, out := s.record(t, "")
 	calls := 0
@@ -55,7 +58,9 @@ func TestSettleWaitsForAllThreeAtOnce(t *testing.T) {
 	}
 }
 
-func TestSettleSaysWhatWasStillMovingAtTheBound(t *testing.T) {
+func TestSettleSaysWhatWasStillMovingAtTheBound(t *testing.T) { synctest.Test(t, settleSaysWhatWasStillMovingAtTheBound) }
+
+func settleSaysWhatWasStillMovingAtTheBound(t *testing.T) {
 	s := &server{}
 	r, _ := s.record(t, "")
 	s.change(watch.Added, "a", "a")
@@ -71,7 +76,9 @@ func TestSettleSaysWhatWasStillMovingAtTheBound(t *testing.T) {
 	}
 }
 
-func TestSettleDoesNotCountWritesThatMayGoOn(t *testing.T) {
+func TestSettleDoesNotCountWritesThatMayGoOn(t *testing.T) { synctest.Test(t, settleDoesNotCountWritesThatMayGoOn) }
+
+func settleDoesNotCountWritesThatMayGoOn(t *testing.T) {
 	s := &server{}
 	r, _ := s.record(t, "")
 	eventually(t, "watch", func() bool { return len(s.began()) > 0 })

@@ -226,7 +226,7 @@ func (b *builder) plan(tools []tool) (programs [][]job, manifests []job, upToDat
 			if _, ok := b.programs.assets[prog.name]; ok {
 				continue
 			}
-			hash, err := fingerprint(folder, fmt.Sprint(buildFlags, t.module, prog, t.versions))
+			hash, err := fingerprint(folder, fmt.Sprint(buildFlags, t.module, prog, t.versions, t.patches()))
 			if err != nil {
 				return nil, nil, 0, err
 			}
@@ -309,7 +309,7 @@ func (b *builder) make(ctx context.Context, j job) error {
 	made, place := filepath.Join(stage, "out"), b.programs.Manifest(j.tool.folder)
 	if j.program != nil {
 		place = b.programs.Path(j.program.name)
-		err = b.compile(ctx, j, version, made, log)
+		err = b.compile(ctx, j, version, stage, made, log)
 	} else {
 		err = b.generate(ctx, j.tool, stage, made, log)
 	}
@@ -334,9 +334,16 @@ func (b *builder) make(ctx context.Context, j job) error {
 // packages of programs. They decide what comes out and count among the sources.
 const buildFlags = "-mod=readonly -trimpath -buildvcs=false"
 
-func (b *builder) compile(ctx context.Context, j job, version, made string, log io.Writer) error {
-	return b.command(ctx, j.tool, log, "go", "build",
-		"-ldflags", ldflags(version, j.tool.versions), "-o", made, j.program.pkg).Run()
+func (b *builder) compile(ctx context.Context, j job, version, stage, made string, log io.Writer) error {
+	args := []string{"build", "-ldflags", ldflags(version, j.tool.versions), "-o", made}
+	if j.tool.webhooks {
+		flag, err := b.loopback(ctx, j.tool, stage, log)
+		if err != nil {
+			return err
+		}
+		args = append(args, flag)
+	}
+	return b.command(ctx, j.tool, log, "go", append(args, j.program.pkg)...).Run()
 }
 
 func ldflags(version string, packages []string) string {

@@ -28,6 +28,7 @@ type tool struct {
 	// takes kube-apiserver for too old and user agents carry no version.
 	versions []string
 	optional bool // built only when its name is asked for
+	webhooks bool // serves webhooks by controller-runtime, which must listen on loopback
 	manifest *manifest
 }
 
@@ -72,7 +73,7 @@ func all() []tool {
 			manifest: &manifest{command: []string{"run", "./manifests"}},
 		},
 		{
-			folder: "cluster-api", module: "sigs.k8s.io/cluster-api",
+			folder: "cluster-api", webhooks: true, module: "sigs.k8s.io/cluster-api",
 			programs: []program{{"cluster-api", "sigs.k8s.io/cluster-api"}},
 			versions: []string{"sigs.k8s.io/cluster-api/version"},
 			manifest: &manifest{contract: "v1beta1"},
@@ -89,12 +90,12 @@ func all() []tool {
 			optional: true,
 		},
 		{
-			folder: "cluster-api-provider-kubevirt", module: "sigs.k8s.io/cluster-api-provider-kubevirt",
+			folder: "cluster-api-provider-kubevirt", webhooks: true, module: "sigs.k8s.io/cluster-api-provider-kubevirt",
 			programs: []program{{"cluster-api-provider-kubevirt", "sigs.k8s.io/cluster-api-provider-kubevirt"}},
 			manifest: &manifest{contract: "v1alpha1"},
 		},
 		{
-			folder: "cluster-api-bootstrap-provider-talos", module: "github.com/siderolabs/cluster-api-bootstrap-provider-talos",
+			folder: "cluster-api-bootstrap-provider-talos", webhooks: true, module: "github.com/siderolabs/cluster-api-bootstrap-provider-talos",
 			programs: []program{{"cluster-api-bootstrap-provider-talos", "github.com/siderolabs/cluster-api-bootstrap-provider-talos"}},
 			manifest: &manifest{contract: "v1alpha3"},
 		},

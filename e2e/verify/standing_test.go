@@ -98,7 +98,7 @@ func TestConverged(t *testing.T) {
 	}{
 		"converged": {published(ht.New()).Baseline(release("t/kubernetes-prod")), nil, verify.Passed, nil},
 		"on an old chart": {published(ht.New()).Baseline(release("t/kubernetes-prod", ht.Set("status.lastAttemptedRevisionDigest", "sha256:old"))), nil, verify.Failed,
-			[]string{`HelmRelease t/kubernetes-prod has chart "sha256:old", its source offers "sha256:new"`}},
+			[]string{`HelmRelease t/kubernetes-prod has chart "sha256:old", its source offers "1@sha256:new"`}},
 		"another's failure":  {published(ht.New()).Baseline(release("t/kubernetes-prod"), release("t/kubernetes-other", failed)), nil, verify.Passed, nil},
 		"failed":             {published(ht.New()).Baseline(release("t/kubernetes-prod", failed)), nil, verify.Failed, []string{"HelmRelease t/kubernetes-prod is not Ready: refused"}},
 		"failed as expected": {published(ht.New()).Baseline(release("t/kubernetes-prod", failed)), func(_, _, message string) bool { return message == "refused" }, verify.Passed, nil},

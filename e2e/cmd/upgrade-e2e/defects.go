@@ -52,6 +52,10 @@ func defectsCommand() *cobra.Command {
 			dir := filepath.Join(artifacts, harness.RunID("defects"))
 			var rows []row
 			for _, d := range all {
+				if d.Awaits != "" && number == 0 {
+					fmt.Fprintf(out, "defect %s is left out: it awaits %s\n", d, d.Awaits)
+					continue
+				}
 				r, err := f.plant(cmd, root, filepath.Join(dir, fmt.Sprintf("%02d-%s", d.Number, d.Name)), d)
 				if err != nil {
 					return err
