@@ -58,7 +58,9 @@ func settleWaitsForAllThreeAtOnce(t *testing.T) {
 	}
 }
 
-func TestSettleSaysWhatWasStillMovingAtTheBound(t *testing.T) { synctest.Test(t, settleSaysWhatWasStillMovingAtTheBound) }
+func TestSettleSaysWhatWasStillMovingAtTheBound(t *testing.T) {
+	synctest.Test(t, settleSaysWhatWasStillMovingAtTheBound)
+}
 
 func settleSaysWhatWasStillMovingAtTheBound(t *testing.T) {
 	s := &server{}
@@ -76,7 +78,9 @@ func settleSaysWhatWasStillMovingAtTheBound(t *testing.T) {
 	}
 }
 
-func TestSettleDoesNotCountWritesThatMayGoOn(t *testing.T) { synctest.Test(t, settleDoesNotCountWritesThatMayGoOn) }
+func TestSettleDoesNotCountWritesThatMayGoOn(t *testing.T) {
+	synctest.Test(t, settleDoesNotCountWritesThatMayGoOn)
+}
 
 func settleDoesNotCountWritesThatMayGoOn(t *testing.T) {
 	s := &server{}
