@@ -20,8 +20,9 @@ type MayFail func(namespace, name, message string) bool
 // come too early: Flux tries again after its retry interval.
 const vain = 2
 
-// Rest asks a live cluster what still moves towards its wish. Flux retries a failing release for ever; one that has
-// failed twice with the wish unchanged counts as come to its end, with the failure for the checks to judge.
+// Rest asks a live cluster, after an upgrade, what still moves towards its wish. Flux retries a failing release for ever;
+// one that has failed twice with the wish unchanged, or whose chart was not published, counts as come to its end, with
+// the failure for the checks to judge.
 type Rest struct {
 	client  dynamic.Interface
 	mayFail MayFail
@@ -48,7 +49,10 @@ func (r *Rest) note(hr, artifact *unstructured.Unstructured) bool {
 	status, generation, message := condition(hr, "Ready")
 	failures, _, _ := unstructured.NestedInt64(hr.Object, "status", "failures")
 	expected := r.mayFail != nil && r.mayFail(hr.GetNamespace(), hr.GetName(), message)
-	end := status == "False" && generation == hr.GetGeneration() && (failures >= vain || expected) && behind(hr, artifact) == ""
+	kind, _, _ := ChartRef(hr)
+	sourceless := kind == "ExternalArtifact" && artifact == nil // nobody will publish it any more
+	end := status == "False" && generation == hr.GetGeneration() &&
+		(sourceless || (failures >= vain || expected) && behind(hr, artifact) == "")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed[RefOf("helmreleases.helm.toolkit.fluxcd.io", hr)] = end

@@ -141,3 +141,16 @@ func lists() map[schema.GroupVersionResource]string {
 	}
 	return lists
 }
+
+func TestAReleaseWithoutASourceHasComeToItsEnd(t *testing.T) {
+	for status, ended := range map[string]bool{"False": true, "Unknown": false} {
+		hr := ht.Object("HelmRelease", "t/r", ready(status, 1, "could not get Source object"),
+			ht.Set("spec.chartRef", map[string]any{"kind": "ExternalArtifact", "namespace": "cozy-system", "name": "chart"}))
+		hr.SetGeneration(1)
+		rest := history.NewRest(fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists(), hr), nil)
+		waiting, err := rest.Waiting(t.Context())
+		if err != nil || (len(waiting) == 0) != ended {
+			t.Errorf("Ready %s: waiting for %q (error %v), want an end: %v", status, waiting, err, ended)
+		}
+	}
+}
