@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -170,20 +171,22 @@ func runPod(ctx context.Context, e *Env, client kubernetes.Interface, pod *corev
 	if err != nil {
 		return err
 	}
-	live, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	phase := corev1.PodSucceeded
+	if code != 0 {
+		phase = corev1.PodFailed
+	}
+	now := metav1.Now()
+	// A patch, for the scheduler and the Job controller write the pod as well.
+	patch, err := json.Marshal(map[string]any{"status": corev1.PodStatus{
+		Phase: phase, StartTime: &now,
+		ContainerStatuses: []corev1.ContainerStatus{{Name: c.Name, State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: int32(code), StartedAt: now, FinishedAt: now},
+		}}},
+	}})
 	if err != nil {
 		return err
 	}
-	live.Status.Phase = corev1.PodSucceeded
-	if code != 0 {
-		live.Status.Phase = corev1.PodFailed
-	}
-	now := metav1.Now()
-	live.Status.StartTime = &now
-	live.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: c.Name, State: corev1.ContainerState{
-		Terminated: &corev1.ContainerStateTerminated{ExitCode: int32(code), StartedAt: now, FinishedAt: now},
-	}}}
-	_, err = client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, live, metav1.UpdateOptions{})
+	_, err = client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 

@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cozystack.io/upgrade-e2e/e2e/defects"
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/report"
 	"cozystack.io/upgrade-e2e/e2e/verify"
-	"cozystack.io/upgrade-e2e/e2e/defects"
 )
 
 // row is one defect's line of the matrix.

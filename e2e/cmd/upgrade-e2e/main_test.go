@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"cozystack.io/upgrade-e2e/e2e/defects"
+	"cozystack.io/upgrade-e2e/e2e/harness"
+	"cozystack.io/upgrade-e2e/e2e/report"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+func TestChoose(t *testing.T) {
+	for name, c := range map[string]struct {
+		tags, skip []string
+		want       []string
+		line       string
+	}{
+		"all":          {nil, nil, []string{"adoption"}, ""},
+		"by tag":       {[]string{"re-run"}, nil, []string{"adoption"}, ""},
+		"unknown tag":  {[]string{"nope"}, nil, nil, `unknown tag "nope"`},
+		"unknown skip": {nil, []string{"nope"}, nil, `unknown tag "nope"`},
+		"nothing left": {[]string{"re-run"}, []string{"re-run"}, nil, "no scenario is left"},
+	} {
+		got, err := choose(c.tags, c.skip)
+		var names []string
+		for _, f := range got {
+			names = append(names, f.Name)
+		}
+		if !slices.Equal(names, c.want) || c.line != "" && (err == nil || !strings.Contains(err.Error(), c.line)) {
+			t.Errorf("%s: families %v, error %v", name, names, err)
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for want, err := range map[int]error{
+		harness.ExitPass:         exit(verify.Passed),
+		harness.ExitFail:         exit(verify.Failed),
+		harness.ExitInconclusive: exit(verify.Inconclusive),
+		harness.ExitUsage:        errors.New("no such directory"),
+	} {
+		if got := status(err); got != want {
+			t.Errorf("%v: status %d, want %d", err, got, want)
+		}
+	}
+	if got := status(fmt.Errorf("wrapped: %w", verdictError(harness.ExitUsage))); got != harness.ExitUsage {
+		t.Errorf("a wrapped verdict: status %d", got)
+	}
+}
+
+func TestTagsAreUniqueAndListed(t *testing.T) {
+	var out bytes.Buffer
+	cmd := listCommand()
+	cmd.SetOut(&out)
+	if err := cmd.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	seen := map[string]bool{}
+	for _, line := range lines {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || seen[fields[1]] {
+			t.Errorf("line %q: want family, a tag that is there once, one line", line)
+		}
+		seen[fields[1]] = true
+	}
+	for _, tag := range []string{"plain-pool", "sibling-pools", "long-names", "re-run", "foreign-owner"} {
+		if !seen[tag] {
+			t.Errorf("tag %s is not listed", tag)
+		}
+	}
+}
+
+func TestARunThatBrokeOffIsNoCaughtDefect(t *testing.T) {
+	r := judgeDefect(defects.Defect{Number: 1, Name: "x"}, report.New(report.Run{Family: "adoption", Reason: "settle: interrupted"}), 0)
+	if len(r.Missed) != 1 || !strings.Contains(r.Missed[0], "interrupted") {
+		t.Errorf("missed %q", r.Missed)
+	}
+}

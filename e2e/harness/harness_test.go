@@ -1,0 +1,104 @@
+package harness
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/e2e-framework/pkg/envconf"
+
+	"cozystack.io/upgrade-e2e/e2e/tenant"
+)
+
+func family() Family {
+	return Family{Name: "f", Scenarios: []Scenario{
+		{Tag: "a", Given: []*tenant.Tenant{tenant.New("a")}},
+		{Tag: "b", Given: []*tenant.Tenant{tenant.New("b")}},
+		{Tag: "c", Given: []*tenant.Tenant{tenant.New("c")}},
+	}}
+}
+
+func TestSelected(t *testing.T) {
+	for name, c := range map[string]struct {
+		labels, skip map[string][]string
+		want         []string
+		line         string
+	}{
+		"all":            {nil, nil, []string{"a", "b", "c"}, ""},
+		"two":            {map[string][]string{"tag": {"c", "a"}}, nil, []string{"a", "c"}, ""},
+		"all but one":    {nil, map[string][]string{"tag": {"b"}}, []string{"a", "c"}, ""},
+		"by family":      {map[string][]string{"family": {"f"}}, nil, []string{"a", "b", "c"}, ""},
+		"another family": {map[string][]string{"family": {"g"}}, nil, nil, "no scenario of family f is left"},
+		"unknown":        {map[string][]string{"tag": {"d"}}, nil, nil, `tag "d" is not in family f; it has a, b, c`},
+		"unknown skip":   {nil, map[string][]string{"tag": {"d"}}, nil, `tag "d" is not in family f`},
+		"nothing left":   {map[string][]string{"tag": {"a"}}, map[string][]string{"tag": {"a"}}, nil, "no scenario of family f is left"},
+	} {
+		got, err := family().selected(envconf.New().WithLabels(c.labels).WithSkipLabels(c.skip))
+		var tags []string
+		for _, s := range got {
+			tags = append(tags, s.Tag)
+		}
+		if !slices.Equal(tags, c.want) {
+			t.Errorf("%s: selected %v, want %v", name, tags, c.want)
+		}
+		var usage UsageError
+		if c.line != "" && (!errors.As(err, &usage) || !strings.Contains(err.Error(), c.line)) {
+			t.Errorf("%s: error %v, want %q", name, err, c.line)
+		}
+	}
+}
+
+func TestEveryScenarioGetsTheStandingChecks(t *testing.T) {
+	f := family()
+	var names []string
+	for _, c := range f.Checks(f.Scenarios[1], 57) {
+		names = append(names, c.Name)
+	}
+	want := []string{"record", "no churn of tenant-b", "converged tenant-b", "isolated tenant-b", "fleet done"}
+	if !slices.Equal(names, want) {
+		t.Errorf("checks %q, want %q", names, want)
+	}
+	var others []string
+	for _, s := range f.others(f.Scenarios[1]) {
+		others = append(others, s.Namespace)
+	}
+	if !slices.Equal(others, []string{"tenant-neighbour", "tenant-a", "tenant-c"}) {
+		t.Errorf("others are %v", others)
+	}
+}
+
+func TestMayFailExcusesNothingElse(t *testing.T) {
+	may := mayFail([]Failure{{Namespace: "t", Release: "r", Because: regexp.MustCompile("refused")}})
+	for name, c := range map[string]struct {
+		namespace, release, message string
+		want                        bool
+	}{
+		"expected":          {"t", "r", "it was refused", true},
+		"another reason":    {"t", "r", "timeout", false},
+		"another release":   {"t", "s", "refused", false},
+		"another namespace": {"u", "r", "refused", false},
+	} {
+		if got := may(c.namespace, c.release, c.message); got != c.want {
+			t.Errorf("%s: excused %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	for name, c := range map[string]struct{ variable, value, line string }{
+		"provider": {EnvProvider, "cloud", "PROVIDER=cloud"},
+		"flux":     {EnvFlux, "2.0", "FLUX=2.0"},
+		"seed":     {EnvSeed, "x", "SEED=x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(c.variable, c.value)
+			_, err := FromEnvironment("adoption")
+			var usage UsageError
+			if !errors.As(err, &usage) || !strings.Contains(err.Error(), c.line) {
+				t.Errorf("error %v, want %q", err, c.line)
+			}
+		})
+	}
+}

@@ -1,0 +1,71 @@
+package tenant
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// The limits are what Helm's 53 characters leave; the prose of the pull request miscounts its own example by one.
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		cluster, pool int
+		fits          bool
+	}{
+		{32, 3, true}, {33, 3, false}, {42, 3, false}, // with md0
+		{20, 15, true}, {20, 16, false}, // 36 and 37 with the dash
+		{1, 34, true}, {1, 35, false},
+	} {
+		p := New("t").Cluster(strings.Repeat("c", c.cluster)).Pool(strings.Repeat("p", c.pool))
+		if p.Fits() != c.fits {
+			t.Errorf("cluster of %d, pool of %d characters: release %q of %d fits: %v, want %v",
+				c.cluster, c.pool, p.Release(), len(p.Release()), p.Fits(), c.fits)
+		}
+	}
+	if MaxClusterName != 42 || MaxPoolApp != 36 {
+		t.Errorf("longest cluster %d, longest <cluster>-<pool> %d; want 42 and 36", MaxClusterName, MaxPoolApp)
+	}
+}
+
+func TestObjects(t *testing.T) {
+	te := New("alpha-beta")
+	p := te.Cluster("prod", Set("version", "v1.33")).Pool("md0", Resources("2", "4Gi"), Machines(2))
+	objects := te.Objects("cozystack-values", "_cluster: {}")
+	if len(objects) != 3 || objects[0].GetName() != "tenant-alpha-beta" || objects[1].GetName() != "cozystack-values" {
+		t.Fatalf("got %v", objects)
+	}
+	hr := objects[2]
+	if hr.GetName() != "kubernetes-prod" || hr.GetNamespace() != "tenant-alpha-beta" {
+		t.Errorf("got HelmRelease %s/%s", hr.GetNamespace(), hr.GetName())
+	}
+	cpu, _, _ := unstructured.NestedString(hr.Object, "spec", "values", "nodeGroups", "md0", "resources", "cpu")
+	version, _, _ := unstructured.NestedString(hr.Object, "spec", "values", "version")
+	if cpu != "2" || version != "v1.33" || p.Machines() != 2 {
+		t.Errorf("values carry cpu %q and version %q, %d machines", cpu, version, p.Machines())
+	}
+	if p.Object() != "kubernetes-prod-md0" || p.Release() != "kubernetes-nodes-prod-md0" {
+		t.Errorf("pool's objects %q, release %q", p.Object(), p.Release())
+	}
+}
+
+func TestNodeGroupsGivenWholeWin(t *testing.T) {
+	te := New("t")
+	te.Cluster("prod", Set("nodeGroups", "a string")).Pool("md0")
+	got, _, _ := unstructured.NestedString(te.Clusters[0].HelmRelease().Object, "spec", "values", "nodeGroups")
+	if got != "a string" {
+		t.Errorf("nodeGroups are %q", got)
+	}
+}
+
+func TestAnnotate(t *testing.T) {
+	te := New("t")
+	te.Cluster("prod").Pool("md0").Annotate("MachineHealthCheck", "by hand", map[string]any{"a": nil})
+	e := te.Edits[0]
+	if e.Object() != "MachineHealthCheck tenant-t/kubernetes-prod-md0" || e.APIVersion != "cluster.x-k8s.io/v1beta1" {
+		t.Errorf("edits %s of %s", e.Object(), e.APIVersion)
+	}
+	if _, removes := e.Patch()["metadata"].(map[string]any)["annotations"].(map[string]any)["a"]; !removes {
+		t.Errorf("the patch %v does not remove the annotation", e.Patch())
+	}
+}
