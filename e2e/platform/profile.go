@@ -48,8 +48,6 @@ type Profile struct {
 	Values Values `json:"values,omitempty"`
 	// Images say how a container image runs on the host, first match wins.
 	Images []Image `json:"images,omitempty"`
-	// StandIns name the stand-ins to run (package simulate).
-	StandIns []string `json:"standIns,omitempty"`
 	// MayBeNotReady are globs over "namespace/name" of HelmReleases that need not become Ready.
 	MayBeNotReady []string `json:"mayBeNotReady,omitempty"`
 }

@@ -219,5 +219,5 @@ replace (
 	sigs.k8s.io/kustomize/kyaml => sigs.k8s.io/kustomize/kyaml v0.21.1
 )
 
-// v1.27.0 was retracted from the module proxy.
+// v1.27.0 is not served any more.
 replace github.com/fluxcd/pkg/chartutil v1.27.0 => github.com/fluxcd/pkg/chartutil v1.27.1
