@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,14 +53,28 @@ func (p *progress) until(ctx context.Context, what string, bound time.Duration,
 	return nil
 }
 
-// summary names the first few of what is waited for.
+// summary names the first few of what is waited for, in one line.
 func summary(waiting []string, err error) string {
 	if err != nil {
-		return err.Error()
+		return short(err.Error())
 	}
 	const few = 3
-	if len(waiting) <= few {
-		return fmt.Sprint(waiting)
+	var names []string
+	for _, w := range waiting[:min(few, len(waiting))] {
+		names = append(names, short(w))
 	}
-	return fmt.Sprintf("%v and %d more", waiting[:few], len(waiting)-few)
+	if more := len(waiting) - few; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(names, "; ")
+}
+
+// short is the beginning of a message, in one line.
+func short(message string) string {
+	const length = 160
+	message = strings.Join(strings.Fields(message), " ")
+	if len(message) > length {
+		message = strings.ToValidUTF8(message[:length], "") + " …"
+	}
+	return message
 }

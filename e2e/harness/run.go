@@ -67,12 +67,14 @@ func (s *Suite) Main(m *testing.M) int {
 		s.env = env.NewWithConfig(cfg)
 		return m.Run()
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	ctx, breakOff := context.WithCancelCause(signalled)
+	defer breakOff(nil)
 	if s.env, err = env.NewWithContext(ctx, cfg); err != nil {
 		return usage(err)
 	}
-	s.run = &run{options: o, family: s.family, scenarios: selected, programs: programs,
+	s.run = &run{options: o, family: s.family, scenarios: selected, programs: programs, breakOff: breakOff,
 		progress: newProgress(os.Stdout), judged: map[string]report.Scenario{}}
 	r := s.run
 	s.env.Setup(
@@ -130,6 +132,7 @@ type run struct {
 	begun     time.Time
 	seconds   report.Seconds
 	broken    string // phase and error that ended the run before it could be judged
+	breakOff  context.CancelCauseFunc
 
 	processes *process.Run
 	old, new  *platform.Version
@@ -153,8 +156,10 @@ func (r *run) step(name string, seconds *float64, do func(context.Context) error
 		err := do(ctx)
 		*seconds += time.Since(begin).Seconds()
 		if err != nil {
-			if ctx.Err() != nil {
+			if cause := context.Cause(ctx); cause == context.Canceled {
 				err = errors.New("interrupted")
+			} else if cause != nil {
+				err = cause
 			}
 			r.broken = fmt.Sprintf("%s: %v", name, err)
 			return ctx, err
@@ -230,6 +235,12 @@ func (r *run) install(ctx context.Context) error {
 		return err
 	}
 	report.Table(os.Stdout, r.fidelity())
+	// Without its stand-ins a cluster waits for ever.
+	go func() {
+		if err := r.installed.Simulation.Wait(); err != nil && ctx.Err() == nil {
+			r.breakOff(fmt.Errorf("the stand-ins ended: %w", err))
+		}
+	}()
 	return nil
 }
 

@@ -31,6 +31,9 @@ rules:
 
 // TestRecorderAgainstARealAPIServer proves what the joins rest on: what audit log and watch say of the same change.
 func TestRecorderAgainstARealAPIServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots an API server twice")
+	}
 	bin, err := filepath.Abs("../../bin")
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ func Fidelity() []FidelityRow {
 		{"CSI driver", "volumes are PersistentVolume objects without data; binding and scheduling are real; nothing is attached"},
 		{"CDI", "its main module can't be built: http imports and claim clones are decided as CDI 1.64 does and transfer nothing; no admission"},
 		{"Kamaji", "can't be built: control planes are ready at once, in the version asked for; certificates do not follow certSANs"},
+		{"cert-manager", "not tried to build: self-signed and CA issuers, Ed25519 keys, nothing is renewed; the fixture has no certificate"},
 		{"tenant API", "one kube-apiserver for all tenants, to save memory: they see each other's Nodes, which CAPI tells apart by providerID and " +
 			"cluster annotation, and would share whatever add-ons are installed; no controller-manager runs in it"},
 		{"tenant nodes", "Ready while the worker's guest is ready, unknown without the 40 s grace period once it is gone"},

@@ -173,7 +173,9 @@ func (k *kamaji) secrets(ctx context.Context, kcp, cluster *unstructured.Unstruc
 	labels := map[string]string{clusterNameLabel: cluster.GetName()}
 	for _, s := range []corev1.Secret{
 		{ObjectMeta: metav1.ObjectMeta{Name: kcp.GetName() + "-ca"}, Type: corev1.SecretTypeOpaque,
-			Data: map[string][]byte{"tls.crt": k.sim.tenant.ca.certPEM, "tls.key": k.sim.tenant.ca.keyPEM}},
+			// Kamaji's keys, and those that Cluster API's own tools look for.
+			Data: map[string][]byte{"ca.crt": k.sim.tenant.ca.certPEM, "ca.key": k.sim.tenant.ca.keyPEM,
+				"tls.crt": k.sim.tenant.ca.certPEM, "tls.key": k.sim.tenant.ca.keyPEM}},
 		{ObjectMeta: metav1.ObjectMeta{Name: kcp.GetName() + "-admin-kubeconfig"}, Type: corev1.SecretTypeOpaque,
 			Data: map[string][]byte{"admin.conf": config, "admin.svc": config, "super-admin.conf": config, "super-admin.svc": config}},
 		{ObjectMeta: metav1.ObjectMeta{Name: cluster.GetName() + "-kubeconfig", Labels: labels}, Type: "cluster.x-k8s.io/secret",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -133,20 +134,27 @@ func key(o client.Object) client.ObjectKey { return client.ObjectKeyFromObject(o
 
 // readCRDs reads the CRDs of this package.
 func readCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	data, err := crds.ReadFile("crds/kamaji.yaml")
+	files, err := fs.Glob(crds, "crds/*.yaml")
 	if err != nil {
 		return nil, err
 	}
 	var list []*apiextensionsv1.CustomResourceDefinition
-	for dec := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := dec.Decode(crd); errors.Is(err, io.EOF) {
-			return list, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("decode crds/kamaji.yaml: %w", err)
+	for _, file := range files {
+		data, err := crds.ReadFile(file)
+		if err != nil {
+			return nil, err
 		}
-		list = append(list, crd)
+		for dec := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
+			crd := &apiextensionsv1.CustomResourceDefinition{}
+			if err := dec.Decode(crd); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return nil, fmt.Errorf("decode %s: %w", file, err)
+			}
+			list = append(list, crd)
+		}
 	}
+	return list, nil
 }
 
 // merge is a JSON merge patch.

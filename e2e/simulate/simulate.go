@@ -90,6 +90,7 @@ var standIns = []standIn{
 	csiStandIn,
 	cdiStandIn,
 	kamajiStandIn,
+	certManagerStandIn,
 	tenantNodeStandIn,
 }
 
@@ -244,7 +245,7 @@ func installKinds(ctx context.Context, config *rest.Config) error {
 	}
 	options := envtest.CRDInstallOptions{PollInterval: 50 * time.Millisecond, MaxTime: 30 * time.Second}
 	if err := envtest.WaitForCRDs(config, list, options); err != nil {
-		return fmt.Errorf("wait for the CRDs of Kamaji to be served: %w", err)
+		return fmt.Errorf("wait for the stand-ins' CRDs to be served: %w", err)
 	}
 	return nil
 }

@@ -69,9 +69,10 @@ type Cluster struct {
 // Release is the name of the cluster's HelmRelease, of its Helm release and of its control-plane objects.
 func (c *Cluster) Release() string { return ClusterPrefix + c.Name }
 
-// Pool adds a worker pool of one machine, unless values say otherwise.
+// Pool adds a worker pool of one u1.medium with a disk of 20Gi, unless values say otherwise.
 func (c *Cluster) Pool(name string, values ...Value) *Pool {
-	p := &Pool{Cluster: c, Name: name, values: map[string]any{"minReplicas": int64(1), "maxReplicas": int64(3)}}
+	p := &Pool{Cluster: c, Name: name, values: map[string]any{
+		"minReplicas": int64(1), "maxReplicas": int64(3), "diskSize": "20Gi", "instanceType": "u1.medium"}}
 	for _, v := range values {
 		v(p.values)
 	}
