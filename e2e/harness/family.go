@@ -46,9 +46,10 @@ type Upgraded struct {
 	Log      func(source string, lines ...string) // into the record
 }
 
-// Checks are the standing checks of a scenario, then its own. target is the version that the platform is upgraded to.
-func (f Family) Checks(s Scenario, target int) []verify.Check {
-	return append(f.standing(s, target), s.Checks...)
+// Checks are the standing checks of a scenario, then its own. target is the version that the platform is upgraded to,
+// tolerated the profile's globs of releases that need not be Ready.
+func (f Family) Checks(s Scenario, target int, tolerated []string) []verify.Check {
+	return append(f.standing(s, target, tolerated), s.Checks...)
 }
 
 // Labels are what a scenario is selected by.

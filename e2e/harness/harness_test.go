@@ -53,7 +53,7 @@ func TestSelected(t *testing.T) {
 func TestEveryScenarioGetsTheStandingChecks(t *testing.T) {
 	f := family()
 	var names []string
-	for _, c := range f.Checks(f.Scenarios[1], 57) {
+	for _, c := range f.Checks(f.Scenarios[1], 57, nil) {
 		names = append(names, c.Name)
 	}
 	want := []string{"record", "no churn of tenant-b", "converged tenant-b", "isolated tenant-b", "fleet done"}
@@ -83,6 +83,13 @@ func TestMayFailExcusesNothingElse(t *testing.T) {
 		if got := may(c.namespace, c.release, c.message); got != c.want {
 			t.Errorf("%s: excused %v, want %v", name, got, c.want)
 		}
+	}
+}
+
+func TestToleratingExcusesByGlob(t *testing.T) {
+	may := tolerating([]string{"tenant-*/kubernetes-*-cilium"}, mayFail(nil))
+	if !may("tenant-a", "kubernetes-prod-cilium", "no source") || may("tenant-a", "kubernetes-prod", "no source") {
+		t.Error("the glob excuses the wrong releases")
 	}
 }
 

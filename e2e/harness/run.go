@@ -105,11 +105,12 @@ func (s *Suite) Test(t *testing.T) {
 				f.WithLabel(key, value)
 			}
 		}
-		target := 0
-		if s.run != nil {
-			target = s.run.new.Target
+		var target int
+		var tolerated []string
+		if s.run != nil { // a dry run has no platform
+			target, tolerated = s.run.new.Target, s.run.new.Profile.MayBeNotReady
 		}
-		for _, check := range s.family.Checks(sc, target) {
+		for _, check := range s.family.Checks(sc, target, tolerated) {
 			f.Assess(check.Name, func(ctx context.Context, t *testing.T, _ *envconf.Config) context.Context {
 				if message := s.run.judge(sc, check); message != "" {
 					t.Error(message)
@@ -274,7 +275,8 @@ func (r *run) baseline(ctx context.Context) error {
 		Config: r.cluster.KubernetesRestConfig(), AuditLog: r.cluster.AuditLog(),
 		Out: filepath.Join(r.options.Dir, "history.jsonl"),
 		Header: history.Header{RunID: filepath.Base(r.options.Dir), Family: r.family.Name, Provider: r.options.Provider,
-			Seed: r.options.Seed, Old: r.options.Old, New: r.options.New, Target: r.new.Target},
+			Seed: r.options.Seed, Old: r.options.Old, New: r.options.New, Target: r.new.Target,
+			Tolerated: r.new.Profile.MayBeNotReady},
 	})
 	return err
 }
@@ -341,10 +343,7 @@ func (r *run) mayFail() history.MayFail {
 	for _, s := range r.scenarios {
 		failures = append(failures, s.MayFail...)
 	}
-	expected := mayFail(failures)
-	return func(namespace, name, message string) bool {
-		return expected(namespace, name, message) || r.new.Profile.NotReadyAllowed(namespace, name)
-	}
+	return tolerating(r.new.Profile.MayBeNotReady, mayFail(failures))
 }
 
 // acts does what the selected scenarios ask for after the upgrade, each act once, and lets the cluster settle again.
@@ -397,7 +396,7 @@ func (r *run) judge(s Scenario, check verify.Check) string {
 // Judge runs all checks of a scenario over a record.
 func (f Family) Judge(s Scenario, h *history.History) report.Scenario {
 	out := report.Scenario{Family: f.Name, Tag: s.Tag}
-	for _, check := range f.Checks(s, h.Header.Target) {
+	for _, check := range f.Checks(s, h.Header.Target, h.Header.Tolerated) {
 		out.Checks = append(out.Checks, judge(check, h))
 	}
 	return out

@@ -4,6 +4,7 @@ import (
 	"regexp"
 
 	"cozystack.io/upgrade-e2e/e2e/history"
+	"cozystack.io/upgrade-e2e/e2e/platform"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
@@ -26,6 +27,14 @@ func mayFail(failures []Failure) history.MayFail {
 	}
 }
 
+// tolerating excuses, beside what mayFail does, every release that a glob of a profile names.
+func tolerating(globs []string, mayFail history.MayFail) history.MayFail {
+	profile := &platform.Profile{MayBeNotReady: globs}
+	return func(namespace, name, message string) bool {
+		return mayFail(namespace, name, message) || profile.NotReadyAllowed(namespace, name)
+	}
+}
+
 // neighbour lives on every cluster, so that "nobody else was touched" is a claim about somebody, also when one scenario
 // runs alone.
 func neighbour() *tenant.Tenant {
@@ -35,13 +44,13 @@ func neighbour() *tenant.Tenant {
 }
 
 // standing are the checks that every scenario gets: the record can be trusted, no churn, converged, isolated, fleet done.
-func (f Family) standing(s Scenario, target int) []verify.Check {
+func (f Family) standing(s Scenario, target int, tolerated []string) []verify.Check {
 	checks := []verify.Check{verify.Record()}
 	for _, t := range s.Given {
 		subject := verify.Subject{Namespace: t.Namespace()}
 		checks = append(checks,
 			verify.NoChurn(subject),
-			verify.Converged(subject, mayFail(s.MayFail)),
+			verify.Converged(subject, tolerating(tolerated, mayFail(s.MayFail))),
 			verify.Isolated(subject, f.others(s)...))
 	}
 	return append(checks, verify.FleetDone(target))

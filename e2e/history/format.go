@@ -20,18 +20,20 @@ const PhaseUpgrade = "upgrade"
 
 // Header is the first line of a history.
 type Header struct {
-	Schema   int       `json:"schema"`
-	RunID    string    `json:"runID"`
-	Family   string    `json:"family"`
-	Provider string    `json:"provider"`
-	Seed     int64     `json:"seed"`
-	Old      string    `json:"old"`
-	New      string    `json:"new"`
-	Target   int       `json:"target"`             // platform version that the upgrade goes to
-	Kinds    []string  `json:"kinds"`              // recorded, "machines.cluster.x-k8s.io"
-	Unserved []string  `json:"unserved,omitempty"` // asked for, but the API server does not serve them
-	Audit    bool      `json:"audit"`              // an audit log was read
-	Started  time.Time `json:"started"`
+	Schema   int    `json:"schema"`
+	RunID    string `json:"runID"`
+	Family   string `json:"family"`
+	Provider string `json:"provider"`
+	Seed     int64  `json:"seed"`
+	Old      string `json:"old"`
+	New      string `json:"new"`
+	Target   int    `json:"target"` // platform version that the upgrade goes to
+	// Tolerated are globs over "namespace/name" of HelmReleases that the platform's profile lets be not Ready.
+	Tolerated []string  `json:"tolerated,omitempty"`
+	Kinds     []string  `json:"kinds"`              // recorded, "machines.cluster.x-k8s.io"
+	Unserved  []string  `json:"unserved,omitempty"` // asked for, but the API server does not serve them
+	Audit     bool      `json:"audit"`              // an audit log was read
+	Started   time.Time `json:"started"`
 }
 
 // Change says what an event reports.

@@ -99,11 +99,13 @@ func TestConverged(t *testing.T) {
 		"converged": {published(ht.New()).Baseline(release("t/kubernetes-prod")), nil, verify.Passed, nil},
 		"on an old chart": {published(ht.New()).Baseline(release("t/kubernetes-prod", ht.Set("status.lastAttemptedRevisionDigest", "sha256:old"))), nil, verify.Failed,
 			[]string{`HelmRelease t/kubernetes-prod has chart "sha256:old", its source offers "1@sha256:new"`}},
-		"another's failure":  {published(ht.New()).Baseline(release("t/kubernetes-prod"), release("t/kubernetes-other", failed)), nil, verify.Passed, nil},
-		"failed":             {published(ht.New()).Baseline(release("t/kubernetes-prod", failed)), nil, verify.Failed, []string{"HelmRelease t/kubernetes-prod is not Ready: refused"}},
-		"failed as expected": {published(ht.New()).Baseline(release("t/kubernetes-prod", failed)), func(_, _, message string) bool { return message == "refused" }, verify.Passed, nil},
-		"no source":          {ht.New().Baseline(release("t/kubernetes-prod")), nil, verify.Failed, []string{"HelmRelease t/kubernetes-prod its chart's source ExternalArtifact cozy-system/chart is not there"}},
-		"no release":         {published(ht.New()).Baseline(release("t/kubernetes-other")), nil, verify.Inconclusive, nil},
+		"another's failure":     {published(ht.New()).Baseline(release("t/kubernetes-prod"), release("t/kubernetes-other", failed)), nil, verify.Passed, nil},
+		"failed":                {published(ht.New()).Baseline(release("t/kubernetes-prod", failed)), nil, verify.Failed, []string{"HelmRelease t/kubernetes-prod is not Ready: refused"}},
+		"failed as expected":    {published(ht.New()).Baseline(release("t/kubernetes-prod", failed)), func(_, _, message string) bool { return message == "refused" }, verify.Passed, nil},
+		"no source":             {ht.New().Baseline(release("t/kubernetes-prod")), nil, verify.Failed, []string{"HelmRelease t/kubernetes-prod its chart's source ExternalArtifact cozy-system/chart is not there"}},
+		"no source as expected": {ht.New().Baseline(release("t/kubernetes-prod", failed)), func(_, _, message string) bool { return message == "refused" }, verify.Passed, nil},
+		"no source, Ready":      {ht.New().Baseline(release("t/kubernetes-prod")), func(_, _, message string) bool { return true }, verify.Failed, []string{"HelmRelease t/kubernetes-prod its chart's source ExternalArtifact cozy-system/chart is not there"}},
+		"no release":            {published(ht.New()).Baseline(release("t/kubernetes-other")), nil, verify.Inconclusive, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wantEvidence(t, verify.Converged(s, c.mayFail).Judge(c.b.Read(t)), c.verdict, c.want...)
