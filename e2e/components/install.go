@@ -370,7 +370,7 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 	}
 	in.run.AtClose(log.Close)
 	o := simulate.Options{
-		Admin: in.config, Processes: in.run, Programs: in.programs.Dir, Entrypoint: in.options.Entrypoint,
+		Admin: in.config, Processes: in.run, Programs: in.programs.Dir, APIServer: in.programs.Path("kube-apiserver"), Entrypoint: in.options.Entrypoint,
 		Log: zap.New(zap.WriteTo(log)),
 		As: func(ctx context.Context, namespace, name string) (*rest.Config, error) {
 			return cluster.ConfigFor(ctx, in.cluster, cluster.ServiceAccount{Namespace: namespace, Name: name})
