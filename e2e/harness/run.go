@@ -303,9 +303,10 @@ func (r *run) log(source string, lines ...string) {
 	}
 }
 
-// quiet is longer than the shortest requeues: CAPK looks again after 10 s when it waits for something.
+// quiet is longer than the shortest requeue of the controllers: CAPK and helm-controller look again after 5 s when they
+// miss something.
 const (
-	quiet       = 11 * time.Second
+	quiet       = 6 * time.Second
 	settleBound = 4 * time.Minute
 )
 
