@@ -427,6 +427,11 @@ func (r *run) finish(ctx context.Context, _ *envconf.Config) (context.Context, e
 	if r.recorder != nil && r.history == nil {
 		err = errors.Join(err, r.recorder.Stop(end))
 	}
+	// The stand-ins go before their API server, or they fill the screen with its absence.
+	r.breakOff(nil)
+	if r.installed != nil {
+		err = errors.Join(err, r.installed.Simulation.Wait())
+	}
 	if r.cluster != nil {
 		err = errors.Join(err, r.cluster.Destroy(end))
 	}
