@@ -77,10 +77,10 @@ func metadata(content map[string]file) (*chart.Metadata, error) {
 	}
 	meta := new(chart.Metadata)
 	if err := yaml.Unmarshal(raw.data, meta); err != nil {
-		return nil, fmt.Errorf("Chart.yaml: %s", oneLine(err.Error()))
+		return nil, fmt.Errorf("read Chart.yaml: %s", oneLine(err.Error()))
 	}
 	if meta.Name == "" || meta.Version == "" {
-		return nil, fmt.Errorf("Chart.yaml lacks name or version")
+		return nil, fmt.Errorf("no name or version in Chart.yaml")
 	}
 	return meta, nil
 }

@@ -159,7 +159,7 @@ func setCurrentVersion(job *unstructured.Unstructured, from int) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("Job %s has no variable CURRENT_VERSION", HookJob)
+		return fmt.Errorf("no variable CURRENT_VERSION in Job %s", HookJob)
 	}
 	return unstructured.SetNestedSlice(job.Object, containers, "spec", "template", "spec", "containers")
 }
@@ -169,11 +169,11 @@ func waitForJob(ctx context.Context, client kubernetes.Interface, done func(*bat
 	jobs := client.BatchV1().Jobs(ArtifactNamespace)
 	one := fields.OneTermEqualSelector("metadata.name", RerunJob).String()
 	source := &cache.ListWatch{
-		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = one
 			return jobs.List(ctx, o)
 		},
-		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = one
 			return jobs.Watch(ctx, o)
 		},
