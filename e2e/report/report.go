@@ -71,16 +71,9 @@ type Check struct {
 	Evidence []verify.Evidence `json:"evidence"`
 }
 
-// String is the check's name and verdict, why, and one line for each piece of evidence.
+// String is the check's name and verdict, why, and the evidence, as package verify tells a result.
 func (c Check) String() string {
-	out := c.Name + ": " + string(c.Verdict)
-	if c.Reason != "" {
-		out += ": " + c.Reason
-	}
-	for _, e := range c.Evidence {
-		out += "\n  " + e.String()
-	}
-	return out
+	return verify.Named{Name: c.Name, Result: verify.Result{Verdict: c.Verdict, Reason: c.Reason, Evidence: c.Evidence}}.String()
 }
 
 // Judge sets the verdicts of the run and its scenarios from those of the checks. A run with a Reason was not recorded
