@@ -15,18 +15,24 @@ ARTIFACTS ?=
 SEED      ?=
 DEFECT    ?=
 RUN       ?=
+SNAPSHOTS ?=
+N         ?= 20
 
 FLAGS = $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
         $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
-        $(if $(filter 1,$(KEEP)),--keep) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED))
+        $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
+        $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
 
-.PHONY: help e2e-upgrade e2e-list e2e-defects e2e-judge tools test unit lint clean command
+.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge tools test unit lint clean command
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-e2e-upgrade: command ## one upgrade: TAGS= SKIP= PROVIDER= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED=
-	@$(CMD) run $(FLAGS)
+e2e-upgrade: command ## one upgrade: TAGS= SKIP= PROVIDER= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
+	@$(CMD) run $(FLAGS) $(if $(filter 1,$(KEEP)),--keep)
+
+e2e-repeat: command ## the same upgrade N=20 times, and what differs: TAGS= and the rest as above
+	@$(CMD) repeat --times=$(N) $(FLAGS)
 
 e2e-list: command ## families and scenarios, one line each
 	@$(CMD) list
@@ -55,7 +61,7 @@ lint: ## gofmt, go vet, staticcheck
 
 clean: command ## end what killed runs left behind, remove built programs and artifacts
 	@$(CMD) clean
-	@rm -rf bin _artifacts
+	@rm -rf bin _artifacts .snapshots
 
 command:
 	@$(GO) build -o $(CMD) ./e2e/cmd/upgrade-e2e

@@ -47,7 +47,8 @@ type Embedded struct {
 	plane    *envtest.ControlPlane
 	admin    *rest.Config
 	client   kubernetes.Interface
-	manager  int // port of kube-controller-manager
+	manager  int    // port of kube-controller-manager
+	saved    string // folder that Save has made, "" for an empty cluster
 }
 
 var _ Provider = (*Embedded)(nil)
@@ -55,6 +56,29 @@ var _ Provider = (*Embedded)(nil)
 // NewEmbedded describes a cluster whose processes belong to run; Create boots it.
 func NewEmbedded(run *process.Run, programs Programs) *Embedded {
 	return &Embedded{run: run, programs: programs, name: "embedded"}
+}
+
+// From makes Create start from what Save has put into dir.
+func (e *Embedded) From(dir string) *Embedded {
+	e.saved = dir
+	return e
+}
+
+// Save copies the cluster's objects, those of the tenants' API among them, into dir, which must not exist. etcd stands
+// still meanwhile, so that the copy is what a crash would leave, from which etcd recovers. Secrets are in it: dir is
+// readable by its owner alone.
+func (e *Embedded) Save(ctx context.Context, dir string) error {
+	if e.plane == nil {
+		return errors.New("save cluster: it was not created")
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("save cluster: %w", err)
+	}
+	err := e.run.Freeze(ctx, e.programs.Path("etcd"), func() error { return os.CopyFS(dir, os.DirFS(e.plane.Etcd.DataDir)) })
+	if err != nil {
+		return fmt.Errorf("save cluster: %w", errors.Join(err, os.RemoveAll(dir)))
+	}
+	return nil
 }
 
 // Kind is "embedded".
@@ -146,7 +170,13 @@ func (e *Embedded) etcd() (*envtest.Etcd, error) {
 		Set("listen-peer-urls", "http://127.0.0.1:"+strconv.Itoa(peer)).
 		Set("unsafe-no-fsync", "true"). // its data does not outlive the run
 		Set("log-level", "warn")
-	return etcd, os.MkdirAll(etcd.DataDir, 0o700)
+	if err := os.MkdirAll(etcd.DataDir, 0o700); err != nil || e.saved == "" {
+		return etcd, err
+	}
+	if err := os.CopyFS(etcd.DataDir, os.DirFS(e.saved)); err != nil {
+		return nil, fmt.Errorf("restore: %w", err)
+	}
+	return etcd, nil
 }
 
 func (e *Embedded) apiServer(args []string) (*envtest.APIServer, error) {

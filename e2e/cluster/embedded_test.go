@@ -160,6 +160,14 @@ func TestEmbedded(t *testing.T) {
 		}
 	})
 
+	saved := filepath.Join(t.TempDir(), "saved")
+	if err := e.Save(ctx, saved); err != nil {
+		t.Fatal(err)
+	}
+	after := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "after"}}
+	if _, err := admin.CoreV1().ConfigMaps("default").Create(ctx, after, metav1.CreateOptions{}); err != nil {
+		t.Errorf("a write after Save: %v", err) // etcd goes on
+	}
 	if err := e.Destroy(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -168,6 +176,36 @@ func TestEmbedded(t *testing.T) {
 	}
 	if _, err := os.Stat(e.GetKubeconfig()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the administrator's kubeconfig is left: %v", err)
+	}
+
+	t.Run("a new cluster starts from what was saved", func(t *testing.T) {
+		assertOwnersOnly(t, saved)
+		run, err := process.Open(filepath.Join(t.TempDir(), "run"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer run.Close()
+		e := NewEmbedded(run, programs).From(saved)
+		if _, err := e.Create(ctx); err != nil {
+			t.Fatal(err)
+		}
+		admin := kubernetes.NewForConfigOrDie(e.KubernetesRestConfig())
+		if _, err := admin.BatchV1().Jobs("default").Get(ctx, "worker", metav1.GetOptions{}); err != nil {
+			t.Errorf("the job is not there: %v", err)
+		}
+		if _, err := admin.CoreV1().ConfigMaps("default").Get(ctx, "after", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("what was written after Save: %v, want not found", err)
+		}
+		if err := e.Save(ctx, saved); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("Save onto what is there: %v", err)
+		}
+	})
+}
+
+func assertOwnersOnly(t *testing.T, dir string) {
+	t.Helper()
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%s: %v, %v; want mode 700", dir, info.Mode(), err)
 	}
 }
 

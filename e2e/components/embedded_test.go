@@ -152,26 +152,7 @@ func TestEmbedded(t *testing.T) {
 		}
 	})
 
-	t.Run("real webhooks refuse what is wrong", func(t *testing.T) {
-		for name, tc := range map[string]struct{ object, webhook, reason string }{
-			"CAPI":     {badMachineDeployment, "validation.machinedeployment.cluster.x-k8s.io", "must match spec.selector"},
-			"KubeVirt": {badVM, "virtualmachine-validator.kubevirt.io", "system"},
-			"Talos":    {badTalosConfig, "talosconfig", "valid values are"},
-		} {
-			err := admin.Create(ctx, object(t, tc.object))
-			if err == nil || !strings.Contains(err.Error(), tc.webhook) || !strings.Contains(err.Error(), tc.reason) {
-				t.Errorf("%s: %v; want a refusal by %s because of %q", name, err, tc.webhook, tc.reason)
-			}
-		}
-		template := object(t, machineTemplate)
-		if err := admin.Create(ctx, template); err != nil {
-			t.Fatal(err)
-		}
-		change := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"template":{"spec":{"virtualMachineTemplate":{"spec":{"runStrategy":"Halted"}}}}}}`))
-		if err := admin.Patch(ctx, template, change); err == nil || !strings.Contains(err.Error(), "immutable") {
-			t.Errorf("CAPK: %v; want a refusal of a changed template", err)
-		}
-	})
+	t.Run("real webhooks refuse what is wrong", func(t *testing.T) { assertRefusals(ctx, t, admin) })
 
 	t.Run("virt-controller acts under its own name", func(t *testing.T) {
 		if err := admin.Create(ctx, object(t, goodVM)); err != nil {
@@ -283,6 +264,10 @@ func TestEmbedded(t *testing.T) {
 	}
 	t.Logf("%-40s %6.1f s CPU %5d MiB", "all", cpu.Seconds(), resident>>20)
 
+	saved := filepath.Join(t.TempDir(), "saved")
+	if err := c.Save(ctx, saved); err != nil {
+		t.Fatal(err)
+	}
 	closing := time.Now()
 	if err := run.Close(); err != nil {
 		t.Error(err)
@@ -291,6 +276,45 @@ func TestEmbedded(t *testing.T) {
 	if left := processtest.Pids(t, run.Dir()); len(left) != 0 {
 		t.Errorf("processes left after Close: %v", left)
 	}
+	t.Run("a cluster that was saved works at its new addresses", func(t *testing.T) { testRestored(ctx, t, programs, saved) })
+}
+
+func testRestored(ctx context.Context, t *testing.T, programs cluster.Programs, saved string) {
+	run, err := process.Open(filepath.Join(t.TempDir(), "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run.Close()
+	c := cluster.NewEmbedded(run, programs).From(saved)
+	if _, err := c.Create(ctx); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(ctx)
+	installed, err := Install(ctx, c, programs, Options{Restored: true, Progress: t.Logf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		end()
+		if err := installed.Simulation.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	admin, err := client.New(c.KubernetesRestConfig(), client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	assertRefusals(ctx, t, admin)
+	// CAPI reads its own kinds through a conversion webhook, and virt-controller must lead at once.
+	if err := admin.Create(ctx, object(t, goodVM)); err != nil {
+		t.Fatal(err)
+	}
+	vmi := &unstructured.Unstructured{}
+	vmi.SetAPIVersion("kubevirt.io/v1")
+	vmi.SetKind("VirtualMachineInstance")
+	processtest.WaitFor(t, time.Minute, "the VM's instance", func() bool {
+		return admin.Get(ctx, client.ObjectKey{Namespace: "default", Name: "good"}, vmi) == nil
+	})
 }
 
 func showLogs(t *testing.T, dir string) {
@@ -304,5 +328,27 @@ func showLogs(t *testing.T, dir string) {
 			continue
 		}
 		t.Logf("%s\n%s", path, log[max(0, len(log)-2000):])
+	}
+}
+
+func assertRefusals(ctx context.Context, t *testing.T, admin client.Client) {
+	t.Helper()
+	for name, tc := range map[string]struct{ object, webhook, reason string }{
+		"CAPI":     {badMachineDeployment, "validation.machinedeployment.cluster.x-k8s.io", "must match spec.selector"},
+		"KubeVirt": {badVM, "virtualmachine-validator.kubevirt.io", "system"},
+		"Talos":    {badTalosConfig, "talosconfig", "valid values are"},
+	} {
+		err := admin.Create(ctx, object(t, tc.object))
+		if err == nil || !strings.Contains(err.Error(), tc.webhook) || !strings.Contains(err.Error(), tc.reason) {
+			t.Errorf("%s: %v; want a refusal by %s because of %q", name, err, tc.webhook, tc.reason)
+		}
+	}
+	template := object(t, machineTemplate)
+	if err := client.IgnoreAlreadyExists(admin.Create(ctx, template)); err != nil { // a restored cluster has it
+		t.Fatal(err)
+	}
+	change := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"template":{"spec":{"virtualMachineTemplate":{"spec":{"runStrategy":"Halted"}}}}}}`))
+	if err := admin.Patch(ctx, template, change); err == nil || !strings.Contains(err.Error(), "immutable") {
+		t.Errorf("CAPK: %v; want a refusal of a changed template", err)
 	}
 }

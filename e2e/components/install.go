@@ -48,6 +48,9 @@ type Options struct {
 	HelmController string
 	// Entrypoint tells how the images of Jobs run on the host; may be nil.
 	Entrypoint simulate.EntrypointFunc
+	// Restored says that the cluster was saved with all components on it, by a run that had other ports, keys and
+	// processes.
+	Restored bool
 	// Progress gets a line per step; may be nil.
 	Progress func(format string, a ...any)
 }
@@ -111,7 +114,11 @@ func (in *installer) install(ctx context.Context) (*Installed, error) {
 	if err := in.step("read manifests", func() error { return in.read() }); err != nil {
 		return nil, err
 	}
-	if err := in.step("apply kinds, rights and webhooks", func() error { return in.applyManifests(ctx) }); err != nil {
+	apply, name := in.applyManifests, "apply kinds, rights and webhooks"
+	if in.options.Restored {
+		apply, name = in.turnWebhooks, "turn webhooks to this run"
+	}
+	if err := in.step(name, func() error { return apply(ctx) }); err != nil {
 		return nil, err
 	}
 	installed := &Installed{Fidelity: in.fidelity()}
@@ -303,12 +310,34 @@ func (in *installer) waitAggregated(ctx context.Context, objects []*unstructured
 	return nil
 }
 
-// start starts controllers and stand-ins side by side and waits for all of them.
+// start starts controllers and stand-ins and waits for all of them: side by side on a new cluster. On a restored one the
+// stand-ins are first, for Cluster API connects to the tenants as soon as it starts, and again only after 30 s.
 func (in *installer) start(ctx context.Context) (*simulate.Simulation, error) {
-	if err := in.createKubeVirt(ctx); err != nil {
+	if !in.options.Restored {
+		if err := in.createKubeVirt(ctx); err != nil {
+			return nil, err
+		}
+		var simulation *simulate.Simulation
+		g, gctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return in.startControllers(gctx) })
+		// The stand-ins live as long as their context: not the group's.
+		g.Go(func() (err error) {
+			simulation, err = in.simulate(ctx)
+			return err
+		})
+		return simulation, g.Wait()
+	}
+	simulation, err := in.simulate(ctx)
+	if err != nil {
 		return nil, err
 	}
-	var simulation *simulate.Simulation
+	if err := simulation.TenantsMoved(ctx); err != nil {
+		return nil, err
+	}
+	return simulation, in.startControllers(ctx)
+}
+
+func (in *installer) startControllers(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for _, c := range in.controllers {
 		g.Go(func() error {
@@ -321,12 +350,7 @@ func (in *installer) start(ctx context.Context) (*simulate.Simulation, error) {
 			return in.aggregate(gctx, c)
 		})
 	}
-	// The stand-ins live as long as their context: not the group's.
-	g.Go(func() (err error) {
-		simulation, err = in.simulate(ctx)
-		return err
-	})
-	return simulation, g.Wait()
+	return g.Wait()
 }
 
 // aggregate adds the APIs that c serves and waits until they are available. Were

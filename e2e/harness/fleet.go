@@ -52,6 +52,9 @@ func (r *run) populate(ctx context.Context) error {
 		return err
 	}
 	tenants := r.tenants()
+	if r.restored {
+		return r.awaitFleet(ctx, client, tenants)
+	}
 	making, makeCtx := errgroup.WithContext(ctx)
 	making.SetLimit(8)
 	for _, t := range tenants {
@@ -61,9 +64,7 @@ func (r *run) populate(ctx context.Context) error {
 		return err
 	}
 	r.installed.Simulation.SetNudge(true)
-	err = r.progress.until(ctx, "the fleet to run", fleetBound, func(ctx context.Context) ([]string, error) {
-		return r.notRunning(ctx, client, tenants)
-	})
+	err = r.awaitFleet(ctx, client, tenants)
 	r.installed.Simulation.SetNudge(false)
 	if err != nil {
 		return err
@@ -76,6 +77,12 @@ func (r *run) populate(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (r *run) awaitFleet(ctx context.Context, client dynamic.Interface, tenants []*tenant.Tenant) error {
+	return r.progress.until(ctx, "the fleet to run", fleetBound, func(ctx context.Context) ([]string, error) {
+		return r.notRunning(ctx, client, tenants)
+	})
 }
 
 // create makes a tenant's namespace with the platform's values in it, then its clusters.

@@ -10,13 +10,14 @@ import (
 
 // Environment variables that choose what is run. `make e2e-upgrade` sets them; a plain `go test` may too.
 const (
-	EnvOld      = "UPGRADE_E2E_OLD"      // platform tree, dir or dir@git-ref
-	EnvNew      = "UPGRADE_E2E_NEW"      // the same, to upgrade to
-	EnvProvider = "UPGRADE_E2E_PROVIDER" // embedded
-	EnvFlux     = "UPGRADE_E2E_FLUX"     // helm-controller: 1.6 (Helm 4) or 1.4 (Helm 3)
-	EnvKeep     = "UPGRADE_E2E_KEEP"     // 1: leave the cluster running until interrupted
-	EnvDir      = "UPGRADE_E2E_DIR"      // run folder; made when it is not there
-	EnvSeed     = "UPGRADE_E2E_SEED"     // order in which the fleet is made
+	EnvOld       = "UPGRADE_E2E_OLD"       // platform tree, dir or dir@git-ref
+	EnvNew       = "UPGRADE_E2E_NEW"       // the same, to upgrade to
+	EnvProvider  = "UPGRADE_E2E_PROVIDER"  // embedded
+	EnvFlux      = "UPGRADE_E2E_FLUX"      // helm-controller: 1.6 (Helm 4) or 1.4 (Helm 3)
+	EnvKeep      = "UPGRADE_E2E_KEEP"      // 1: leave the cluster running until interrupted
+	EnvDir       = "UPGRADE_E2E_DIR"       // run folder; made when it is not there
+	EnvSeed      = "UPGRADE_E2E_SEED"      // order in which the fleet is made
+	EnvSnapshots = "UPGRADE_E2E_SNAPSHOTS" // 0: neither start from a snapshot nor keep one
 
 	// Unified diffs that are applied to a copy of the trees: how a defect is planted.
 	EnvOldOverlay = "UPGRADE_E2E_OLD_OVERLAY"
@@ -34,6 +35,8 @@ type Options struct {
 	Flux                   string
 	Keep                   bool
 	Seed                   int64
+	SeedGiven              bool // asked for, so that the fleet is made in this order
+	Snapshots              bool // start from a snapshot where there is one, and keep one
 }
 
 // UsageError is bad input: one line, exit status 2.
@@ -58,9 +61,11 @@ func FromEnvironment(family string) (Options, error) {
 		Provider:   or(os.Getenv(EnvProvider), "embedded"),
 		Flux:       or(os.Getenv(EnvFlux), "1.6"),
 		Keep:       os.Getenv(EnvKeep) == "1",
+		Snapshots:  os.Getenv(EnvSnapshots) != "0",
 		Seed:       time.Now().UnixNano() % 1e6,
 	}
 	if s := os.Getenv(EnvSeed); s != "" {
+		o.SeedGiven = true
 		if o.Seed, err = strconv.ParseInt(s, 10, 64); err != nil {
 			return Options{}, usagef("SEED=%s is not a whole number", s)
 		}

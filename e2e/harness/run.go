@@ -80,10 +80,12 @@ func (s *Suite) Main(m *testing.M) int {
 	s.env.Setup(
 		r.step("run folder", &r.seconds.Boot, r.open),
 		r.step("platform versions", &r.seconds.Boot, r.load),
+		r.step("snapshot", &r.seconds.Boot, r.restore),
 		r.step("cluster", &r.seconds.Boot, r.boot),
 		r.step("components", &r.seconds.Boot, r.install),
 		r.step("old platform", &r.seconds.Install, r.oldPlatform),
 		r.step("tenants", &r.seconds.Populate, r.populate),
+		r.step("keep a snapshot", &r.seconds.Populate, r.keepSnapshot),
 		r.step("baseline", &r.seconds.Populate, r.baseline),
 		r.step("upgrade", &r.seconds.Upgrade, r.upgrade),
 		r.step("settle", &r.seconds.Settle, r.settle),
@@ -134,6 +136,8 @@ type run struct {
 	seconds   report.Seconds
 	broken    string // phase and error that ended the run before it could be judged
 	breakOff  context.CancelCauseFunc
+	snapshot  *snapshot // nil: none is used or made
+	restored  bool      // the cluster starts from snapshot
 
 	processes *process.Run
 	old, new  *platform.Version
@@ -220,7 +224,11 @@ func (r *run) version(ctx context.Context, name, spec, overlay string) (*platfor
 }
 
 func (r *run) boot(ctx context.Context) error {
-	r.cluster = cluster.NewEmbedded(r.processes, r.programs)
+	embedded := cluster.NewEmbedded(r.processes, r.programs)
+	if r.restored {
+		embedded.From(r.snapshot.etcd())
+	}
+	r.cluster = embedded
 	_, err := r.cluster.SetDefaults().Create(ctx)
 	return err
 }
@@ -230,6 +238,7 @@ func (r *run) install(ctx context.Context) error {
 	r.installed, err = components.Install(ctx, r.cluster, r.programs, components.Options{
 		HelmController: engines[r.options.Flux],
 		Entrypoint:     platform.Entrypoints(r.new, r.old),
+		Restored:       r.restored,
 		Progress:       func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
 	})
 	if err != nil {
@@ -264,6 +273,9 @@ func (r *run) oldPlatform(ctx context.Context) error {
 	r.env = &platform.Env{
 		Config: r.cluster.KubernetesRestConfig(), Programs: r.programs.Dir, Processes: r.processes, Charts: charts,
 		ArtifactsDir: r.options.Dir, Log: func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
+	}
+	if r.restored {
+		return platform.Publish(ctx, r.env, r.old)
 	}
 	return platform.Install(ctx, r.env, r.old)
 }
@@ -447,7 +459,7 @@ func (r *run) finish(ctx context.Context, _ *envconf.Config) (context.Context, e
 func (r *run) result() report.Run {
 	r.seconds.Total = time.Since(r.begun).Seconds()
 	out := report.Run{ID: filepath.Base(r.options.Dir), Family: r.family.Name, Provider: r.options.Provider,
-		Seed: r.options.Seed, Old: r.options.Old, New: r.options.New, Reason: r.broken, Seconds: r.seconds,
+		Seed: r.options.Seed, Restored: r.restored, Old: r.options.Old, New: r.options.New, Reason: r.broken, Seconds: r.seconds,
 		Fidelity: r.fidelity(), Scenarios: []report.Scenario{}}
 	for _, s := range r.scenarios {
 		if judged, ok := r.judged[s.Tag]; ok {

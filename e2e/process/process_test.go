@@ -515,3 +515,66 @@ func TestFreePortsAreDistinctAndFree(t *testing.T) {
 		_ = l.Close()
 	}
 }
+
+func TestFreeze(t *testing.T) {
+	run, err := Open(filepath.Join(t.TempDir(), "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run.Close()
+	// A program of its own, so that no other process of the run is meant.
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shell, err = filepath.EvalSymlinks(shell); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "writer")
+	content, err := os.ReadFile(shell)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, content, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	if _, err := run.Start(t.Context(), Spec{Name: "writer", Path: program, Args: []string{"-c", `while :; do echo x >>"$0"; done`, out}}); err != nil {
+		t.Fatal(err)
+	}
+	size := func() int64 {
+		info, err := os.Stat(out)
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	grows := func() bool {
+		from, deadline := size(), time.Now().Add(200*time.Millisecond)
+		for time.Now().Before(deadline) {
+			if size() > from {
+				return true
+			}
+		}
+		return false
+	}
+	for size() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	failure := errors.New("on purpose")
+	err = run.Freeze(t.Context(), program, func() error {
+		if grows() {
+			t.Error("it wrote while it was frozen")
+		}
+		return failure
+	})
+	if !errors.Is(err, failure) {
+		t.Errorf("error %v, want that of the function", err)
+	}
+	if !grows() {
+		t.Error("it did not go on")
+	}
+	if err := run.Freeze(t.Context(), "/bin/true", func() error { t.Error("called"); return nil }); err == nil {
+		t.Error("no process of that program, and no error")
+	}
+}

@@ -4,9 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -33,6 +36,25 @@ func readStamp(bin, item string) (stamp, error) {
 
 func writeStamp(bin, item string, s stamp) error {
 	return os.WriteFile(stampPath(bin, item), []byte(s.hash+" "+s.version+"\n"), 0o644)
+}
+
+// Fingerprint says in a few characters what the programs and manifests were built from, or for those of
+// KUBEBUILDER_ASSETS which file they are and how old.
+func (p *Programs) Fingerprint() (string, error) {
+	built, err := fingerprint(filepath.Join(p.Dir, ".stamps"), "")
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	io.WriteString(h, built)
+	for _, name := range slices.Sorted(maps.Keys(p.assets)) {
+		info, err := os.Stat(p.assets[name])
+		if err != nil {
+			return "", fmt.Errorf("tools: %w", err)
+		}
+		fmt.Fprintln(h, name, p.assets[name], info.Size(), info.ModTime())
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // fingerprint hashes every file of a folder and the recipe, a text that changes

@@ -26,6 +26,7 @@ type Run struct {
 	Family   string         `json:"family"`
 	Provider string         `json:"provider"`
 	Seed     int64          `json:"seed"`
+	Restored bool           `json:"restored"` // its fleet came out of a snapshot, made by an earlier run with this seed
 	Old      string         `json:"old"`
 	New      string         `json:"new"`
 	Verdict  verify.Verdict `json:"verdict"`

@@ -1,9 +1,11 @@
 package simulate
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -24,6 +27,10 @@ const (
 	managedByKey = "cluster.x-k8s.io/managed-by"
 	nudgeKey     = "upgrade-e2e/nudge" // annotation: what was waited for is there
 	apiPort      = 6443
+
+	// Where Cluster API looks for a cluster's kubeconfig.
+	kubeconfigSuffix = "-kubeconfig"
+	clusterSecret    = "cluster.x-k8s.io/secret"
 )
 
 var kamajiStandIn = standIn{
@@ -178,7 +185,7 @@ func (k *kamaji) secrets(ctx context.Context, kcp, cluster *unstructured.Unstruc
 				"tls.crt": k.sim.tenant.ca.certPEM, "tls.key": k.sim.tenant.ca.keyPEM}},
 		{ObjectMeta: metav1.ObjectMeta{Name: kcp.GetName() + "-admin-kubeconfig"}, Type: corev1.SecretTypeOpaque,
 			Data: map[string][]byte{"admin.conf": config, "admin.svc": config, "super-admin.conf": config, "super-admin.svc": config}},
-		{ObjectMeta: metav1.ObjectMeta{Name: cluster.GetName() + "-kubeconfig", Labels: labels}, Type: "cluster.x-k8s.io/secret",
+		{ObjectMeta: metav1.ObjectMeta{Name: cluster.GetName() + kubeconfigSuffix, Labels: labels}, Type: clusterSecret,
 			Data: map[string][]byte{"value": config}},
 	} {
 		s.Namespace, s.OwnerReferences = kcp.GetNamespace(), ownedBy(kcp)
@@ -195,6 +202,34 @@ func (k *kamaji) secrets(ctx context.Context, kcp, cluster *unstructured.Unstruc
 		if err != nil {
 			return fmt.Errorf("secret %s of control plane %s: %w", s.Name, key(kcp), err)
 		}
+	}
+	return nil
+}
+
+// TenantsMoved returns when every tenant's kubeconfig leads to this run's API: at once on a new cluster, and on a restored
+// one when all of them were written anew.
+func (s *Simulation) TenantsMoved(ctx context.Context) error {
+	c, err := client.New(s.o.Admin, client.Options{Scheme: scheme})
+	if err != nil {
+		return err
+	}
+	var elsewhere []string
+	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		list := &corev1.SecretList{}
+		if err := c.List(ctx, list, client.HasLabels{clusterNameLabel}); err != nil {
+			return false, err
+		}
+		elsewhere = nil
+		for _, secret := range list.Items {
+			if config, ok := secret.Data["value"]; ok && secret.Type == clusterSecret && strings.HasSuffix(secret.Name, kubeconfigSuffix) &&
+				!bytes.Equal(config, s.tenant.kubeconfig) {
+				elsewhere = append(elsewhere, secret.Namespace+"/"+secret.Name)
+			}
+		}
+		return len(elsewhere) == 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait until the tenants' kubeconfigs lead to this run's API (%d do not, %v): %w", len(elsewhere), elsewhere, err)
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func defectsCommand() *cobra.Command {
 	cmd.Flags().IntVar(&number, "defect", 0, "only this one")
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
 	cmd.Flags().StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
-	f.provider = "embedded"
+	f.provider, f.snapshots = "embedded", true
 	return cmd
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/platform"
@@ -30,6 +31,7 @@ type runFlags struct {
 	artifacts  string
 	keep       bool
 	seed       string
+	snapshots  bool
 }
 
 func runCommand() *cobra.Command {
@@ -58,7 +60,13 @@ func runCommand() *cobra.Command {
 			fmt.Fprintf(cmd.OutOrStdout(), "artifacts: %s\n", dir)
 			return exit(doc.Verdict)
 		}}
-	flags := cmd.Flags()
+	f.add(cmd.Flags())
+	cmd.Flags().BoolVar(&f.keep, "keep", false, "leave the cluster running until Ctrl-C")
+	return cmd
+}
+
+// add declares what says which upgrade is run.
+func (f *runFlags) add(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all)")
 	flags.StringSliceVar(&f.skip, "skip", nil, "scenarios to leave out")
 	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider")
@@ -66,9 +74,8 @@ func runCommand() *cobra.Command {
 	flags.StringVar(&f.new, "new", "", "platform to upgrade to: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
 	flags.StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per run (_artifacts)")
-	flags.BoolVar(&f.keep, "keep", false, "leave the cluster running until Ctrl-C")
-	flags.StringVar(&f.seed, "seed", "", "order in which the fleet is made (random)")
-	return cmd
+	flags.StringVar(&f.seed, "seed", "", "order in which the fleet is made (random); with it no snapshot is used")
+	flags.BoolVar(&f.snapshots, "snapshots", true, "start from the snapshot of an equal fleet, and keep one")
 }
 
 // prepare checks what can be checked before anything starts, and builds what is missing.
@@ -76,10 +83,12 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 	if root, err = harness.Root(); err != nil {
 		return "", "", err
 	}
-	if err := os.Setenv(harness.EnvProvider, f.provider); err != nil {
-		return "", "", err
+	if !f.snapshots {
+		if err := os.Setenv(harness.EnvSnapshots, "0"); err != nil {
+			return "", "", err
+		}
 	}
-	for name, value := range map[string]string{harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
+	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
 		if value != "" {
 			if err := os.Setenv(name, value); err != nil {
 				return "", "", err
