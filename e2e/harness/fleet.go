@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -109,7 +110,11 @@ func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants 
 	}
 	var waiting []string
 	for _, hr := range releases.Items {
-		if why := notReady(&hr); why != "" && !r.old.Profile.NotReadyAllowed(hr.GetNamespace(), hr.GetName()) {
+		why := notReady(&hr)
+		if missing := missingKind(&hr, why); missing != "" {
+			return nil, hopeless{fmt.Sprintf("%s; give profile %s its CRD", missing, r.old.Profile.Name)}
+		}
+		if why != "" && !r.old.Profile.NotReadyAllowed(hr.GetNamespace(), hr.GetName()) {
 			waiting = append(waiting, fmt.Sprintf("HelmRelease %s/%s: %s", hr.GetNamespace(), hr.GetName(), why))
 		}
 	}
@@ -130,6 +135,20 @@ func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants 
 		}
 	}
 	return waiting, nil
+}
+
+// unmapped is how Helm says that the cluster does not know a kind.
+var unmapped = regexp.MustCompile(`resource mapping not found for name: "([^"]*)" namespace: "([^"]*)" from "[^"]*": no matches for kind "([^"]+)" in version "([^"]+)"`)
+
+// missingKind says which chart needs which kind that the cluster lacks, "" when that is not why a release is not Ready.
+func missingKind(hr *unstructured.Unstructured, why string) string {
+	m := unmapped.FindStringSubmatch(why)
+	if m == nil {
+		return ""
+	}
+	chart, _, _ := unstructured.NestedString(hr.Object, "spec", "chartRef", "name")
+	return fmt.Sprintf("chart %s (HelmRelease %s/%s) has %s %s/%s, and the cluster has no kind %s in %s",
+		chart, hr.GetNamespace(), hr.GetName(), m[3], or(m[2], hr.GetNamespace()), m[1], m[3], m[4])
 }
 
 func notReady(hr *unstructured.Unstructured) string {

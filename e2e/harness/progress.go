@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -30,7 +31,12 @@ func (p *progress) Printf(format string, args ...any) {
 // every is how often a wait says what it is waiting for.
 const every = 10 * time.Second
 
-// until polls waiting until it names nothing, for bound at most.
+// hopeless is an error of waiting that no waiting mends.
+type hopeless struct{ why string }
+
+func (h hopeless) Error() string { return h.why }
+
+// until polls waiting until it names nothing, for bound at most, or until there is no hope.
 func (p *progress) until(ctx context.Context, what string, bound time.Duration,
 	waiting func(context.Context) ([]string, error)) error {
 	begin, said := time.Now(), time.Now()
@@ -41,12 +47,18 @@ func (p *progress) until(ctx context.Context, what string, bound time.Duration,
 		if lastErr == nil && len(last) == 0 {
 			return true, nil
 		}
+		if errors.As(lastErr, new(hopeless)) {
+			return false, lastErr
+		}
 		if time.Since(said) >= every {
 			said = time.Now()
 			p.Printf("  waiting %.0f s for %s: %s", time.Since(begin).Seconds(), what, summary(last, lastErr))
 		}
 		return false, nil
 	})
+	if errors.As(err, new(hopeless)) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("waited %.0f s for %s: %s: %w", time.Since(begin).Seconds(), what, summary(last, lastErr), err)
 	}
