@@ -229,8 +229,22 @@ func (r *run) boot(ctx context.Context) error {
 		embedded.From(r.snapshot.etcd())
 	}
 	r.cluster = embedded
-	_, err := r.cluster.SetDefaults().Create(ctx)
-	return err
+	if _, err := r.cluster.SetDefaults().Create(ctx); err != nil {
+		return err
+	}
+	charts, err := platform.ServeArtifacts(ctx)
+	if err != nil {
+		return err
+	}
+	r.env = &platform.Env{
+		Config: r.cluster.KubernetesRestConfig(), Programs: r.programs.Dir, Processes: r.processes, Charts: charts,
+		ArtifactsDir: r.options.Dir, Log: func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
+	}
+	if r.restored {
+		// Before helm-controller starts: it would try for minutes to fetch from the address of the run before.
+		return platform.Publish(ctx, r.env, r.old)
+	}
+	return nil
 }
 
 func (r *run) install(ctx context.Context) error {
@@ -266,16 +280,8 @@ func (r *run) fidelity() []report.Fidelity {
 }
 
 func (r *run) oldPlatform(ctx context.Context) error {
-	charts, err := platform.ServeArtifacts(ctx)
-	if err != nil {
-		return err
-	}
-	r.env = &platform.Env{
-		Config: r.cluster.KubernetesRestConfig(), Programs: r.programs.Dir, Processes: r.processes, Charts: charts,
-		ArtifactsDir: r.options.Dir, Log: func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
-	}
 	if r.restored {
-		return platform.Publish(ctx, r.env, r.old)
+		return nil
 	}
 	return platform.Install(ctx, r.env, r.old)
 }
