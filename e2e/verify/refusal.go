@@ -13,7 +13,10 @@ import (
 
 // Refused claims that in the end a HelmRelease is not Ready with its last generation, and that its message tells the reason.
 func Refused(of history.ReleaseKey, because *regexp.Regexp) Check {
-	return each(fmt.Sprintf("%s refused with %q", of.Name, because), release(of), func(_ *history.History, _ *history.Lifetime, o *unstructured.Unstructured) []string {
+	return each(fmt.Sprintf("%s refused with %q", of.Name, because), release(of), func(_ *history.History, l *history.Lifetime, o *unstructured.Unstructured) []string {
+		if l.Alive() && o.GetResourceVersion() == l.Last().GetResourceVersion() { // not an earlier state, asked for since when
+			o = history.LastTry(l)
+		}
 		switch why := history.ReleaseWaiting(o, nil, nil); {
 		case why == "":
 			return []string{"is Ready, and should not be"}

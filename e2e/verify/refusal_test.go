@@ -24,7 +24,11 @@ func TestRefused(t *testing.T) {
 		happens []func(*unstructured.Unstructured)
 		want    string
 	}{
-		"refused":             {[]func(*unstructured.Unstructured){ready("False", `pool "Md_0": its name is no RFC 1123 label`, 1)}, ""},
+		"refused":                  {[]func(*unstructured.Unstructured){ready("False", `pool "Md_0": its name is no RFC 1123 label`, 1)}, ""},
+		"refused, and tried again": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ready("Unknown", "Running 'upgrade' action", 1)}, ""},
+		"never come to an end":     {[]func(*unstructured.Unstructured){ready("Unknown", "Running 'upgrade' action", 1)}, "is being reconciled: Running 'upgrade' action"},
+		"edited, and being tried": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ht.Set("spec.values", map[string]any{"a": "b"}), ready("Unknown", "Running", 2)},
+			"is being reconciled: Running"},
 		"for another reason":  {[]func(*unstructured.Unstructured){ready("False", "timeout", 1)}, "is not Ready: timeout"},
 		"taken":               {[]func(*unstructured.Unstructured){ready("True", "upgraded", 1)}, "is Ready, and should not be"},
 		"refused, then taken": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ready("True", "", 1)}, "is Ready, and should not be"},
