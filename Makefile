@@ -4,6 +4,7 @@ GO    ?= go
 CMD   := bin/upgrade-e2e
 
 # What is run: make e2e-upgrade TAGS=plain-pool,re-run OLD=/src/cozystack@main NEW=/src/cozystack@my-branch
+FAMILY    ?=
 TAGS      ?=
 SKIP      ?=
 PROVIDER  ?= embedded
@@ -18,7 +19,7 @@ RUN       ?=
 SNAPSHOTS ?=
 N         ?= 20
 
-FLAGS = $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
+FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
         $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
         $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
         $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
@@ -28,7 +29,7 @@ FLAGS = $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(P
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-e2e-upgrade: command ## one upgrade: TAGS= SKIP= PROVIDER= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
+e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
 	@$(CMD) run $(FLAGS) $(if $(filter 1,$(KEEP)),--keep)
 
 e2e-repeat: command ## the same upgrade N=20 times, and what differs: TAGS= and the rest as above

@@ -17,6 +17,7 @@ import (
 type Defect struct {
 	Number int    `json:"number"`
 	Name   string `json:"name"`
+	Family string `json:"family"` // the family of scenarios that shows it; "adoption" when the file names none
 	Tree   string `json:"tree"`   // "old" or "new": the platform tree that the diff applies to
 	Plants string `json:"plants"` // what is wrong, in a sentence
 	Origin string `json:"origin"` // where the mistake was seen
@@ -58,6 +59,9 @@ func Load(dir string) ([]Defect, error) {
 		}
 		if want := fmt.Sprintf("%02d-%s", d.Number, d.Name); want != filepath.Base(filepath.Dir(file)) {
 			return nil, fmt.Errorf("%s: its folder should be called %s", file, want)
+		}
+		if d.Family == "" {
+			d.Family = "adoption"
 		}
 		if d.Tree != "old" && d.Tree != "new" {
 			return nil, fmt.Errorf("%s: tree is %q, not old or new", file, d.Tree)

@@ -13,7 +13,7 @@ func TestBundledDefectsLoad(t *testing.T) {
 	var numbers []int
 	for _, d := range all {
 		numbers = append(numbers, d.Number)
-		if d.Plants == "" || d.Origin == "" || len(d.Red) == 0 {
+		if d.Family == "" || d.Plants == "" || d.Origin == "" || len(d.Red) == 0 {
 			t.Errorf("defect %s says too little: %+v", d, d)
 		}
 		for _, red := range d.Red {

@@ -27,6 +27,8 @@ type Scenario struct {
 	Given []*tenant.Tenant
 	// Acts happen after the upgrade has settled, in the order of their names' first use; scenarios share them.
 	Acts []Act
+	// ActsOnWorkers says that its acts change its own workers, so that the standing no churn ends where the first begins.
+	ActsOnWorkers bool
 	// MayFail are releases that the scenario leaves not Ready on purpose.
 	MayFail []Failure
 	// Checks come after the standing ones.
@@ -37,6 +39,8 @@ type Scenario struct {
 type Act struct {
 	Name string
 	Do   func(ctx context.Context, on Upgraded) error
+	// Brings are pools whose machines the act makes: it lasts until they run, or actBound. Whether they run is for checks.
+	Brings []*tenant.Pool
 }
 
 // Upgraded is what an act works on.

@@ -30,7 +30,11 @@ var (
 const fleetBound = 6 * time.Minute
 
 func (r *run) dynamic() (dynamic.Interface, error) {
-	config := rest.CopyConfig(r.cluster.KubernetesRestConfig())
+	return fleetClient(r.cluster.KubernetesRestConfig())
+}
+
+func fleetClient(admin *rest.Config) (dynamic.Interface, error) {
+	config := rest.CopyConfig(admin)
 	config.UserAgent = "upgrade-e2e-fleet"
 	config.QPS, config.Burst = -1, 0
 	return dynamic.NewForConfig(config)
@@ -118,6 +122,16 @@ func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants 
 			waiting = append(waiting, fmt.Sprintf("HelmRelease %s/%s: %s", hr.GetNamespace(), hr.GetName(), why))
 		}
 	}
+	var pools []*tenant.Pool
+	for _, t := range tenants {
+		pools = append(pools, t.Pools()...)
+	}
+	machines, err := notRunning(ctx, client, pools)
+	return append(waiting, machines...), err
+}
+
+// notRunning names the pools whose declared machines do not all run.
+func notRunning(ctx context.Context, client dynamic.Interface, pools []*tenant.Pool) ([]string, error) {
 	list, err := client.Resource(machineDeployments).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -127,11 +141,10 @@ func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants 
 		n, _, _ := unstructured.NestedInt64(md.Object, "status", "readyReplicas")
 		ready[md.GetNamespace()+"/"+md.GetName()] = n
 	}
-	for _, t := range tenants {
-		for _, p := range t.Pools() {
-			if n := ready[p.Namespace()+"/"+p.Object()]; n < int64(p.Machines()) {
-				waiting = append(waiting, fmt.Sprintf("pool %s/%s: %d of %d machines", p.Namespace(), p.Object(), n, p.Machines()))
-			}
+	var waiting []string
+	for _, p := range pools {
+		if n := ready[p.Namespace()+"/"+p.Object()]; n < int64(p.Machines()) {
+			waiting = append(waiting, fmt.Sprintf("pool %s/%s: %d of %d machines", p.Namespace(), p.Object(), n, p.Machines()))
 		}
 	}
 	return waiting, nil
@@ -162,6 +175,29 @@ func notReady(hr *unstructured.Unstructured) string {
 		}
 	}
 	return "not seen by its controller"
+}
+
+// Create is an act's deed: it makes a cluster that was not there on the old platform.
+func Create(c *tenant.Cluster) func(context.Context, Upgraded) error {
+	return func(ctx context.Context, on Upgraded) error {
+		client, err := fleetClient(on.Env.Config)
+		if err != nil {
+			return err
+		}
+		_, err = client.Resource(helmReleases).Namespace(c.Tenant.Namespace()).Create(ctx, c.HelmRelease(), metav1.CreateOptions{})
+		return err
+	}
+}
+
+// Change is an act's deed: it does an edit.
+func Change(e tenant.Edit) func(context.Context, Upgraded) error {
+	return func(ctx context.Context, on Upgraded) error {
+		client, err := fleetClient(on.Env.Config)
+		if err != nil {
+			return err
+		}
+		return edit(ctx, client, e)
+	}
 }
 
 func edit(ctx context.Context, client dynamic.Interface, e tenant.Edit) error {

@@ -22,6 +22,7 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/platform"
 	"cozystack.io/upgrade-e2e/e2e/process"
 	"cozystack.io/upgrade-e2e/e2e/report"
+	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
@@ -379,12 +380,34 @@ func (r *run) acts(ctx context.Context) error {
 			if err := act.Do(ctx, Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log}); err != nil {
 				return fmt.Errorf("%s: %w", act.Name, err)
 			}
+			if err := r.brought(ctx, act.Brings); err != nil {
+				return err
+			}
 			if err := r.comeToRest(ctx); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// actBound is how long machines that an act makes may take: no controller is hurried any more, and CAPK looks every 20 s.
+const actBound = 3 * time.Minute
+
+// brought waits for the machines that an act makes. Without it the cluster would look at rest between two looks of CAPK.
+func (r *run) brought(ctx context.Context, pools []*tenant.Pool) error {
+	client, err := r.dynamic()
+	if err != nil {
+		return err
+	}
+	err = r.progress.until(ctx, "the new machines to run", actBound, func(ctx context.Context) ([]string, error) {
+		return notRunning(ctx, client, pools)
+	})
+	if err != nil && ctx.Err() == nil {
+		r.progress.Printf("  %v", err)
+		return nil
+	}
+	return err
 }
 
 // close ends the record and reads it back: what is judged is what the file holds.

@@ -44,12 +44,18 @@ func neighbour() *tenant.Tenant {
 }
 
 // standing are the checks that every scenario gets: the record can be trusted, no churn, converged, isolated, fleet done.
+// A tenant without machines must not get one.
 func (f Family) standing(s Scenario, target int, tolerated []string) []verify.Check {
 	checks := []verify.Check{verify.Record()}
 	for _, t := range s.Given {
 		subject := verify.Subject{Namespace: t.Namespace()}
-		checks = append(checks,
-			verify.NoChurn(subject),
+		machines := subject
+		machines.Empty = t.Machines() == 0
+		still := verify.NoChurn(machines)
+		if s.ActsOnWorkers {
+			still = verify.NoChurnUntil(machines, s.Acts[0].Name)
+		}
+		checks = append(checks, still,
 			verify.Converged(subject, tolerating(tolerated, mayFail(s.MayFail))),
 			verify.Isolated(subject, f.others(s)...))
 	}

@@ -147,6 +147,22 @@ func ReleaseWaiting(hr, artifact *unstructured.Unstructured, mayFail MayFail) st
 	return behind(hr, artifact)
 }
 
+// LastTry is the last state in which a HelmRelease's controller had come to an end with the generation that the release has
+// in the end, be it with success or not. A release that keeps failing is tried again and again, and a record may end in
+// the middle of a try. Without such a state it is the last one.
+func LastTry(l *Lifetime) *unstructured.Unstructured {
+	for i := len(l.Events) - 1; i >= 0; i-- {
+		hr := l.Events[i].Object
+		if hr.GetGeneration() != l.Last().GetGeneration() {
+			break
+		}
+		if status, generation, _ := condition(hr, "Ready"); generation == hr.GetGeneration() && (status == "True" || status == "False") {
+			return hr
+		}
+	}
+	return l.Last()
+}
+
 // behind says that a HelmRelease has not tried its chart's current artifact; "" when it has, or artifact is nil.
 func behind(hr, artifact *unstructured.Unstructured) string {
 	if artifact == nil {

@@ -49,6 +49,15 @@ func (t *Tenant) Cluster(name string, values ...Value) *Cluster {
 // Edit notes a change to one live object, to be made before the baseline.
 func (t *Tenant) Edit(e Edit) { t.Edits = append(t.Edits, e) }
 
+// Machines is how many machines the tenant's pools start with.
+func (t *Tenant) Machines() int {
+	n := 0
+	for _, p := range t.Pools() {
+		n += p.Machines()
+	}
+	return n
+}
+
 // Pools lists the declared pools of all the tenant's clusters.
 func (t *Tenant) Pools() []*Pool {
 	var pools []*Pool
@@ -64,10 +73,16 @@ type Cluster struct {
 	Name   string
 	Pools  []*Pool
 	values map[string]any
+	plane  bool // it is the tenant's computeplane
 }
 
 // Release is the name of the cluster's HelmRelease, of its Helm release and of its control-plane objects.
-func (c *Cluster) Release() string { return ClusterPrefix + c.Name }
+func (c *Cluster) Release() string {
+	if c.plane {
+		return PlaneCluster
+	}
+	return ClusterPrefix + c.Name
+}
 
 // Pool adds a worker pool of one u1.medium with a disk of 20Gi, unless values say otherwise.
 func (c *Cluster) Pool(name string, values ...Value) *Pool {
@@ -132,6 +147,7 @@ type Edit struct {
 	Name        string
 	Annotations map[string]any // nil as a value removes the annotation
 	Labels      map[string]any
+	Spec        map[string]any // merged; nil as a value removes the field
 }
 
 // Annotate edits annotations of one of the pool's objects that carry its name.
@@ -155,7 +171,11 @@ func (e Edit) Patch() map[string]any {
 	if e.Labels != nil {
 		meta["labels"] = e.Labels
 	}
-	return map[string]any{"metadata": meta}
+	patch := map[string]any{"metadata": meta}
+	if e.Spec != nil {
+		patch["spec"] = e.Spec
+	}
+	return patch
 }
 
 // Object names the edited object, for messages.
@@ -176,7 +196,7 @@ func (t *Tenant) Objects(secret, values string) []*unstructured.Unstructured {
 	return out
 }
 
-// HelmRelease is the cluster as Cozystack's aggregated API would store it.
+// HelmRelease is the cluster as Cozystack's aggregated API would store it; of a computeplane, the tenant's module.
 func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 	values := maps.Clone(c.values)
 	if _, set := values["nodeGroups"]; !set {
@@ -190,7 +210,7 @@ func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 		"timeout": "15m", "disableWait": true,
 		"strategy": map[string]any{"name": "RetryOnFailure", "retryInterval": "30s"},
 	}
-	return &unstructured.Unstructured{Object: map[string]any{
+	hr := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "helm.toolkit.fluxcd.io/v2",
 		"kind":       "HelmRelease",
 		"metadata": map[string]any{
@@ -213,4 +233,8 @@ func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 			"values":     values,
 		},
 	}}
+	if c.plane {
+		return module(hr)
+	}
+	return hr
 }

@@ -69,3 +69,19 @@ func TestAnnotate(t *testing.T) {
 		t.Errorf("the patch %v does not remove the annotation", e.Patch())
 	}
 }
+
+func TestComputePlane(t *testing.T) {
+	te := New("t")
+	p := te.ComputePlane().Pool(strings.Repeat("p", MaxPlaneKey), Roles(IngressRole))
+	if MaxPlaneKey != 15 || !p.Fits() || te.ComputePlane().Pool(p.Name+"p").Fits() {
+		t.Errorf("%d characters are left for a pool's name", MaxPlaneKey)
+	}
+	if p.Object() != "computeplane-cluster-"+p.Name || p.Release() != "kubernetes-nodes-computeplane-cluster-"+p.Name {
+		t.Errorf("pool's objects %q, release %q", p.Object(), p.Release())
+	}
+	module := te.Clusters[0].HelmRelease()
+	roles, _, _ := unstructured.NestedStringSlice(module.Object, "spec", "values", "nodeGroups", p.Name, "roles")
+	if module.GetName() != "computeplane" || len(roles) != 1 || roles[0] != "ingress-nginx" {
+		t.Errorf("module %s with roles %v", module.GetName(), roles)
+	}
+}

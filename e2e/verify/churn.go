@@ -36,6 +36,20 @@ const (
 // NoChurn claims that nothing that carries the subject's workload was deleted, recreated, restarted, migrated,
 // re-imaged, rolled out or scaled, and nothing of that kind appeared. With phases, only what happened in them counts.
 func NoChurn(s Subject, phases ...string) Check {
+	return noChurn(s, phases, func(h *history.History, e *history.Event) bool {
+		return len(phases) == 0 || slices.Contains(phases, h.Phase(e.When()))
+	})
+}
+
+// NoChurnUntil claims it for the time before a phase begins, in which the subject's workers are meant to change.
+func NoChurnUntil(s Subject, phase string) Check {
+	return noChurn(s, []string{phase}, func(h *history.History, e *history.Event) bool {
+		return anyOf(h.Marks, func(m history.Mark) bool { return m.Phase == phase && m.At == "begin" && e.When().Before(m.Time) })
+	})
+}
+
+// noChurn counts what happened at the events that counts tells; phases must have been.
+func noChurn(s Subject, phases []string, counts func(*history.History, *history.Event) bool) Check {
 	return newCheck("no churn of "+s.String(), never, func(h *history.History) (found []Evidence, doubt string) {
 		workers := 0
 		for _, l := range h.Lifetimes(virtualMachines, instances, migrations, pods, kubevirtMachines, machineTemplates, machines,
@@ -47,7 +61,7 @@ func NoChurn(s Subject, phases ...string) Check {
 				workers++
 			}
 			for _, c := range churn(h, l) {
-				if len(phases) == 0 || slices.Contains(phases, h.Phase(c.event.When())) {
+				if counts(h, c.event) {
 					found = append(found, of(h, c.event, c.what))
 				}
 			}

@@ -172,6 +172,14 @@ func TestNoChurnNotices(t *testing.T) {
 		wantEvidence(t, verify.NoChurn(md0, "day 2").Judge(h), verify.Failed, "Machine "+worker+" deleted")
 		wantEvidence(t, verify.NoChurn(md0, "other").Judge(h), verify.Inconclusive)
 	})
+	t.Run("what comes later does not count when asked until then", func(t *testing.T) {
+		w := newWorld()
+		w.Mark("settle").Delete(ht.CAPK, w.md0.Workers[0].VM).Mark("day 2").Delete(ht.CAPI, w.md0.Workers[0].Machine).Mark("day 3")
+		h := w.Read(t)
+		wantEvidence(t, verify.NoChurnUntil(md0, "day 2").Judge(h), verify.Failed, "VirtualMachine "+worker+" deleted")
+		wantEvidence(t, verify.NoChurnUntil(md0, "settle").Judge(h), verify.Passed)
+		wantEvidence(t, verify.NoChurnUntil(md0, "other").Judge(h), verify.Inconclusive)
+	})
 	t.Run("a subject without workers proves nothing unless declared empty", func(t *testing.T) {
 		w := newWorld()
 		gone := verify.Subject{Namespace: "t", Cluster: "prod", Pool: "none"}

@@ -23,6 +23,9 @@ func Converged(s Subject, mayFail history.MayFail) Check {
 			case hr == nil:
 				found = append(found, lastOf(h, l, "is gone"))
 			case string(hr.GetUID()) == l.UID: // an earlier lifetime says nothing about the end
+				if l.Alive() {
+					hr = history.LastTry(l)
+				}
 				kind, ns, name := history.ChartRef(hr)
 				artifact := h.Final(history.Ref{Resource: externalArtifacts, Namespace: ns, Name: name})
 				if excused := history.ReleaseWaiting(hr, nil, mayFail) == "" && history.ReleaseWaiting(hr, nil, nil) != ""; excused {

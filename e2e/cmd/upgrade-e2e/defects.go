@@ -23,6 +23,7 @@ import (
 type row struct {
 	Number  int                 `json:"number"`
 	Name    string              `json:"name"`
+	Family  string              `json:"family"`
 	Plants  string              `json:"plants"`
 	Seconds float64             `json:"seconds"`
 	Verdict map[string]string   `json:"verdicts"` // by scenario
@@ -84,9 +85,13 @@ func defectsCommand() *cobra.Command {
 	return cmd
 }
 
-// plant runs every family with one defect in the bundled platform.
+// plant runs the defect's family with it in the bundled platform.
 func (f runFlags) plant(cmd *cobra.Command, root, dir string, d defects.Defect) (row, error) {
 	out := cmd.OutOrStdout()
+	fam, err := family(d.Family)
+	if err != nil {
+		return row{}, err
+	}
 	fmt.Fprintf(out, "\ndefect %s: %s\n", d, d.Plants)
 	variable := map[string]string{"old": harness.EnvOldOverlay, "new": harness.EnvNewOverlay}[d.Tree]
 	if err := os.Setenv(variable, d.Diff); err != nil {
@@ -94,7 +99,7 @@ func (f runFlags) plant(cmd *cobra.Command, root, dir string, d defects.Defect) 
 	}
 	defer os.Unsetenv(variable)
 	begin := time.Now()
-	doc, err := f.runAll(cmd.Context(), root, dir, families(), out)
+	doc, err := f.runAll(cmd.Context(), root, dir, []harness.Family{fam}, out)
 	if err != nil {
 		return row{}, err
 	}
@@ -102,7 +107,7 @@ func (f runFlags) plant(cmd *cobra.Command, root, dir string, d defects.Defect) 
 }
 
 func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row {
-	r := row{Number: d.Number, Name: d.Name, Plants: d.Plants, Seconds: took.Seconds(),
+	r := row{Number: d.Number, Name: d.Name, Family: d.Family, Plants: d.Plants, Seconds: took.Seconds(),
 		Verdict: map[string]string{}, Failed: map[string][]string{}}
 	for _, run := range doc.Runs {
 		if run.Reason != "" {
@@ -121,24 +126,26 @@ func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row 
 	return r
 }
 
-// matrix prints defect × scenario.
+// matrix prints defect × scenario, one table for each family.
 func matrix(out io.Writer, rows []row) {
-	table := tabwriter.NewWriter(out, 2, 0, 2, ' ', 0)
-	fmt.Fprint(table, "\ndefect")
 	for _, f := range families() {
-		fmt.Fprintf(table, "\t%s", strings.Join(f.Tags(), "\t"))
-	}
-	fmt.Fprintln(table, "\tseconds\tas it must be")
-	for _, r := range rows {
-		fmt.Fprintf(table, "%d %s", r.Number, r.Name)
-		for _, f := range families() {
+		if !slices.ContainsFunc(rows, func(r row) bool { return r.Family == f.Name }) {
+			continue
+		}
+		table := tabwriter.NewWriter(out, 2, 0, 2, ' ', 0)
+		fmt.Fprintf(table, "\n%s\t%s\tseconds\tas it must be\n", f.Name, strings.Join(f.Tags(), "\t"))
+		for _, r := range rows {
+			if r.Family != f.Name {
+				continue
+			}
+			fmt.Fprintf(table, "%d %s", r.Number, r.Name)
 			for _, tag := range f.Tags() {
 				fmt.Fprintf(table, "\t%s", map[string]string{"pass": "·", "fail": "RED", "inconclusive": "?", "": "-"}[r.Verdict[tag]])
 			}
+			fmt.Fprintf(table, "\t%.0f\t%s\n", r.Seconds, map[bool]string{true: "yes", false: "NO"}[len(r.Missed) == 0])
 		}
-		fmt.Fprintf(table, "\t%.0f\t%s\n", r.Seconds, map[bool]string{true: "yes", false: "NO"}[len(r.Missed) == 0])
+		_ = table.Flush()
 	}
-	_ = table.Flush()
 	for _, r := range rows {
 		for _, line := range r.Missed {
 			fmt.Fprintf(out, "defect %d %s: %s\n", r.Number, r.Name, line)

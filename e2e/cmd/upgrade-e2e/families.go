@@ -10,15 +10,25 @@ import (
 
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/scenarios/adoption"
+	"cozystack.io/upgrade-e2e/scenarios/computeplane"
 )
 
 // families are all there are, in the order of the catalogue.
-func families() []harness.Family { return []harness.Family{adoption.Family()} }
+func families() []harness.Family { return []harness.Family{adoption.Family(), computeplane.Family()} }
 
-// choose returns the families that hold one of tags after skip is taken away; unknown tags are an error.
-func choose(tags, skip []string) ([]harness.Family, error) {
+// choose returns the families, or the one that is named, that hold one of tags after skip is taken away; unknown names and
+// tags are an error.
+func choose(name string, tags, skip []string) ([]harness.Family, error) {
+	candidates := families()
+	if name != "" {
+		one, err := family(name)
+		if err != nil {
+			return nil, err
+		}
+		candidates = []harness.Family{one}
+	}
 	var known []string
-	for _, f := range families() {
+	for _, f := range candidates {
 		known = append(known, f.Tags()...)
 	}
 	for _, tag := range append(slices.Clone(tags), skip...) {
@@ -27,7 +37,7 @@ func choose(tags, skip []string) ([]harness.Family, error) {
 		}
 	}
 	var out []harness.Family
-	for _, f := range families() {
+	for _, f := range candidates {
 		if slices.ContainsFunc(f.Tags(), func(tag string) bool {
 			return (len(tags) == 0 || slices.Contains(tags, tag)) && !slices.Contains(skip, tag)
 		}) {
@@ -47,7 +57,7 @@ func family(name string) (harness.Family, error) {
 			return f, nil
 		}
 	}
-	return harness.Family{}, harness.UsageError{Line: fmt.Sprintf("unknown family %q", name)}
+	return harness.Family{}, harness.UsageError{Line: fmt.Sprintf("unknown family %q; make e2e-list shows all", name)}
 }
 
 func listCommand() *cobra.Command {

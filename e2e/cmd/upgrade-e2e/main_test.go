@@ -15,18 +15,26 @@ import (
 )
 
 func TestChoose(t *testing.T) {
+	var all []string
+	for _, f := range families() {
+		all = append(all, f.Name)
+	}
 	for name, c := range map[string]struct {
+		family     string
 		tags, skip []string
 		want       []string
 		line       string
 	}{
-		"all":          {nil, nil, []string{"adoption"}, ""},
-		"by tag":       {[]string{"re-run"}, nil, []string{"adoption"}, ""},
-		"unknown tag":  {[]string{"nope"}, nil, nil, `unknown tag "nope"`},
-		"unknown skip": {nil, []string{"nope"}, nil, `unknown tag "nope"`},
-		"nothing left": {[]string{"re-run"}, []string{"re-run"}, nil, "no scenario is left"},
+		"all":               {"", nil, nil, all, ""},
+		"by tag":            {"", []string{"re-run"}, nil, []string{"adoption"}, ""},
+		"by family":         {"adoption", nil, nil, []string{"adoption"}, ""},
+		"by family and tag": {"adoption", []string{"re-run"}, nil, []string{"adoption"}, ""},
+		"unknown family":    {"nope", nil, nil, nil, `unknown family "nope"`},
+		"unknown tag":       {"", []string{"nope"}, nil, nil, `unknown tag "nope"`},
+		"unknown skip":      {"", nil, []string{"nope"}, nil, `unknown tag "nope"`},
+		"nothing left":      {"", []string{"re-run"}, []string{"re-run"}, nil, "no scenario is left"},
 	} {
-		got, err := choose(c.tags, c.skip)
+		got, err := choose(c.family, c.tags, c.skip)
 		var names []string
 		for _, f := range got {
 			names = append(names, f.Name)

@@ -48,7 +48,7 @@ func repeatCommand() *cobra.Command {
 			if times < 1 {
 				return harness.UsageError{Line: fmt.Sprintf("N=%d: repeat at least once", times)}
 			}
-			chosen, err := choose(f.tags, f.skip)
+			chosen, err := choose(f.family, f.tags, f.skip)
 			if err != nil {
 				return err
 			}

@@ -24,6 +24,7 @@ import (
 
 // runFlags are what `run` and, in part, `defects` take.
 type runFlags struct {
+	family     string
 	tags, skip []string
 	provider   string
 	old, new   string
@@ -38,7 +39,7 @@ func runCommand() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{Use: "run", Short: "Run one upgrade per family, record it and judge it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			chosen, err := choose(f.tags, f.skip)
+			chosen, err := choose(f.family, f.tags, f.skip)
 			if err != nil {
 				return err
 			}
@@ -67,6 +68,7 @@ func runCommand() *cobra.Command {
 
 // add declares what says which upgrade is run.
 func (f *runFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.family, "family", "", "family to run (all)")
 	flags.StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all)")
 	flags.StringSliceVar(&f.skip, "skip", nil, "scenarios to leave out")
 	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider")

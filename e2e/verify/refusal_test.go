@@ -1,0 +1,86 @@
+package verify_test
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"cozystack.io/upgrade-e2e/e2e/history"
+	ht "cozystack.io/upgrade-e2e/e2e/history/historytest"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// ready is a HelmRelease's Ready condition of its generation.
+func ready(status, message string, generation int64) func(*unstructured.Unstructured) {
+	return ht.Set("status", map[string]any{"observedGeneration": generation, "conditions": []any{map[string]any{
+		"type": "Ready", "status": status, "message": message, "observedGeneration": generation}}})
+}
+
+func TestRefused(t *testing.T) {
+	check := verify.Refused(history.ReleaseKey{Namespace: "t", Name: "computeplane"}, regexp.MustCompile("RFC 1123"))
+	for name, c := range map[string]struct {
+		happens []func(*unstructured.Unstructured)
+		want    string
+	}{
+		"refused":                  {[]func(*unstructured.Unstructured){ready("False", `pool "Md_0": its name is no RFC 1123 label`, 1)}, ""},
+		"refused, and tried again": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ready("Unknown", "Running 'upgrade' action", 1)}, ""},
+		"never come to an end":     {[]func(*unstructured.Unstructured){ready("Unknown", "Running 'upgrade' action", 1)}, "is being reconciled: Running 'upgrade' action"},
+		"edited, and being tried": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ht.Set("spec.values", map[string]any{"a": "b"}), ready("Unknown", "Running", 2)},
+			"is being reconciled: Running"},
+		"for another reason":  {[]func(*unstructured.Unstructured){ready("False", "timeout", 1)}, "is not Ready: timeout"},
+		"taken":               {[]func(*unstructured.Unstructured){ready("True", "upgraded", 1)}, "is Ready, and should not be"},
+		"refused, then taken": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ready("True", "", 1)}, "is Ready, and should not be"},
+		"an older refusal": {[]func(*unstructured.Unstructured){ready("False", "RFC 1123", 1), ht.Set("spec.values", map[string]any{"a": "b"})},
+			"generation 2 is not reconciled (1 is)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, hr := ht.New(), ht.Object("HelmRelease", "t/computeplane")
+			b.Baseline(hr)
+			for _, f := range c.happens {
+				b.Update(ht.Helm, hr, f)
+			}
+			if c.want == "" {
+				wantEvidence(t, check.Judge(b.Read(t)), verify.Passed)
+			} else {
+				wantEvidence(t, check.Judge(b.Read(t)), verify.Failed, "HelmRelease t/computeplane "+c.want)
+			}
+		})
+	}
+	wantEvidence(t, check.Judge(ht.New().Read(t)), verify.Failed, "helmreleases.helm.toolkit.fluxcd.io t/computeplane was never there")
+}
+
+func TestWorkers(t *testing.T) {
+	phase := func(p string) func(*unstructured.Unstructured) { return ht.Set("status.phase", p) }
+	w := newWorld()
+	m := w.md0.Workers[0].Machine
+	w.Update(ht.CAPI, w.large.Workers[0].Machine, phase("Running")).Update(ht.CAPI, m, phase("Provisioning"))
+	wantEvidence(t, verify.Workers(md0, 1).Judge(w.Read(t)), verify.Failed,
+		"Machine "+worker+" is Provisioning, not Running", "workers of t/prod/md0 0 machines run, want 1")
+	w.Update(ht.CAPI, m, phase("Running"))
+	wantEvidence(t, verify.Workers(md0, 1).Judge(w.Read(t)), verify.Passed)
+	wantEvidence(t, verify.Workers(md0, 2).Judge(w.Read(t)), verify.Failed, "workers of t/prod/md0 1 machines run, want 2")
+	w.AskDelete(ht.CAPI, m)
+	wantEvidence(t, verify.Workers(md0, 1).Judge(w.Read(t)), verify.Failed, "workers of t/prod/md0 0 machines run, want 1")
+	none := verify.Subject{Namespace: "t", Cluster: "none"}
+	wantEvidence(t, verify.Workers(none, 1).Judge(w.Read(t)), verify.Failed, "workers of t/none 0 machines run, want 1")
+	if r := verify.Workers(none, 1).Judge(ht.New().Unsettled().Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("nobody waited for the cluster to settle: %+v", r)
+	}
+}
+
+func TestNoKeyTwice(t *testing.T) {
+	check := verify.NoKeyTwice(history.ReleaseKey{Namespace: "t", Name: "computeplane"})
+	stored := func(revision int, text string) *unstructured.Unstructured {
+		return ht.Stored{Release: "t/computeplane", Revision: revision, Text: text, Objects: []*unstructured.Unstructured{ht.Object("HelmRelease", "t/r")}}.Secret()
+	}
+	const twice = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n  cluster: ours\n  \"cluster\": theirs\n"
+	wantEvidence(t, check.Judge(ht.New().Create(ht.Helm, stored(1, strings.Replace(twice, `"cluster"`, "other", 1))).Read(t)), verify.Passed)
+	// A later, sound revision does not undo what the first one did.
+	r := check.Judge(ht.New().Create(ht.Helm, stored(1, twice), stored(2, "")).Read(t))
+	if r.Verdict != verify.Failed || len(r.Evidence) != 1 || r.Evidence[0].Object != "Helm release t/computeplane revision 1" || !strings.Contains(r.Evidence[0].Change, `key "cluster" already set`) {
+		t.Errorf("a key twice: %+v", r)
+	}
+	wantEvidence(t, check.Judge(ht.New().Read(t)), verify.Inconclusive)
+}

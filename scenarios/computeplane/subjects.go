@@ -1,0 +1,87 @@
+package computeplane
+
+import (
+	"fmt"
+	"regexp"
+
+	"cozystack.io/upgrade-e2e/e2e/history"
+	"cozystack.io/upgrade-e2e/e2e/tenant"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// subject selects a pool's objects in a record.
+func subject(p *tenant.Pool) verify.Subject {
+	return verify.Subject{Namespace: p.Namespace(), Cluster: p.Cluster.Name, Pool: p.Name, Release: p.Cluster.Release()}
+}
+
+// module is the release that renders the computeplane's releases.
+func module(t *tenant.Tenant) history.ReleaseKey {
+	return history.ReleaseKey{Namespace: t.Namespace(), Name: tenant.PlaneModule}
+}
+
+// adopted claims of each pool that its four kinds of object are the same as before, pinned, and belong to the pool's own
+// release and no longer to the cluster's.
+func adopted(pools ...*tenant.Pool) []verify.Check {
+	var checks []verify.Check
+	for _, p := range pools {
+		s := subject(p)
+		checks = append(append(checks, named("adopted", s, verify.Owned(verify.PoolObjects(s), s.PoolRelease(), s.ClusterRelease()))), unchanged(s)...)
+	}
+	return checks
+}
+
+// leftAlone claims of each pool that its objects are the same as before, pinned, and belong to whom they belonged to; and
+// that it got no release.
+func leftAlone(pools ...*tenant.Pool) []verify.Check {
+	var checks []verify.Check
+	for _, p := range pools {
+		s := subject(p)
+		checks = append(append(checks, named("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
+			named("no release", s, verify.NeverThere(helmRelease(p.Namespace(), p.Release())))), unchanged(s)...)
+	}
+	return checks
+}
+
+func unchanged(s verify.Subject) []verify.Check {
+	objects := verify.PoolObjects(s)
+	return []verify.Check{named("pinned", s, verify.Pinned(objects)), named("kept", s, verify.Kept(objects)), verify.TemplateUnchanged(s)}
+}
+
+// managed claims of each pool that its release is one that the module renders, so that the tenant's next change reaches it.
+func managed(pools ...*tenant.Pool) []verify.Check {
+	var checks []verify.Check
+	for _, p := range pools {
+		release := verify.These(helmRelease(p.Namespace(), p.Release()))
+		checks = append(checks, named("managed", subject(p), verify.Owned(release, module(p.Cluster.Tenant), history.ReleaseKey{})))
+	}
+	return checks
+}
+
+// refused claims that the module is not Ready in the end, for this reason.
+func refused(t *tenant.Tenant, because *regexp.Regexp) verify.Check {
+	c := verify.Refused(module(t), because)
+	c.Name = fmt.Sprintf("refused %s", t.Namespace())
+	return c
+}
+
+// deployments are the pool's MachineDeployment.
+func deployments(s verify.Subject) verify.Objects {
+	return func(h *history.History) (out []history.Ref) {
+		for _, ref := range verify.PoolObjects(s)(h) {
+			if ref.Resource == "machinedeployments.cluster.x-k8s.io" {
+				out = append(out, ref)
+			}
+		}
+		return out
+	}
+}
+
+// named gives a check a name that tells it from the same check of another pool.
+func named(name string, s verify.Subject, c verify.Check) verify.Check {
+	c.Name = fmt.Sprintf("%s %s", name, s)
+	return c
+}
+
+func helmRelease(namespace, name string) history.Ref {
+	return history.Ref{Resource: "helmreleases.helm.toolkit.fluxcd.io", Namespace: namespace, Name: name}
+}
