@@ -22,6 +22,8 @@ const (
 	// Unified diffs that are applied to a copy of the trees: how a defect is planted.
 	EnvOldOverlay = "UPGRADE_E2E_OLD_OVERLAY"
 	EnvNewOverlay = "UPGRADE_E2E_NEW_OVERLAY"
+	// 1: publish the new charts before the migration has run, a mistake of whoever upgrades.
+	EnvPublishFirst = "UPGRADE_E2E_PUBLISH_FIRST"
 )
 
 // Options says what is run; FromEnvironment reads it.
@@ -31,6 +33,7 @@ type Options struct {
 	Old, New string
 	// OldOverlay and NewOverlay are diffs for copies of the trees; empty for none.
 	OldOverlay, NewOverlay string
+	PublishFirst           bool
 	Provider               string
 	Flux                   string
 	Keep                   bool
@@ -53,16 +56,17 @@ func FromEnvironment(family string) (Options, error) {
 		return Options{}, err
 	}
 	o := Options{
-		Root:       root,
-		Old:        or(os.Getenv(EnvOld), filepath.Join(root, "fixtures", "platform", "old")),
-		New:        or(os.Getenv(EnvNew), filepath.Join(root, "fixtures", "platform", "new")),
-		OldOverlay: os.Getenv(EnvOldOverlay),
-		NewOverlay: os.Getenv(EnvNewOverlay),
-		Provider:   or(os.Getenv(EnvProvider), "embedded"),
-		Flux:       or(os.Getenv(EnvFlux), "1.6"),
-		Keep:       os.Getenv(EnvKeep) == "1",
-		Snapshots:  os.Getenv(EnvSnapshots) != "0",
-		Seed:       time.Now().UnixNano() % 1e6,
+		Root:         root,
+		Old:          or(os.Getenv(EnvOld), filepath.Join(root, "fixtures", "platform", "old")),
+		New:          or(os.Getenv(EnvNew), filepath.Join(root, "fixtures", "platform", "new")),
+		OldOverlay:   os.Getenv(EnvOldOverlay),
+		NewOverlay:   os.Getenv(EnvNewOverlay),
+		PublishFirst: os.Getenv(EnvPublishFirst) == "1",
+		Provider:     or(os.Getenv(EnvProvider), "embedded"),
+		Flux:         or(os.Getenv(EnvFlux), "1.6"),
+		Keep:         os.Getenv(EnvKeep) == "1",
+		Snapshots:    os.Getenv(EnvSnapshots) != "0",
+		Seed:         time.Now().UnixNano() % 1e6,
 	}
 	if s := os.Getenv(EnvSeed); s != "" {
 		o.SeedGiven = true

@@ -239,6 +239,7 @@ func (r *run) boot(ctx context.Context) error {
 	}
 	r.env = &platform.Env{
 		Config: r.cluster.KubernetesRestConfig(), Programs: r.programs.Dir, Processes: r.processes, Charts: charts,
+		PublishFirst: r.options.PublishFirst, Migrated: func() error { return r.recorder.Mark(history.PhaseMigrated) },
 		ArtifactsDir: r.options.Dir, Log: func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
 	}
 	if r.restored {

@@ -15,8 +15,11 @@ import (
 // Schema is the version of the file format.
 const Schema = 1
 
-// PhaseUpgrade is the phase whose begin is second zero of every offset.
-const PhaseUpgrade = "upgrade"
+// Phases of every run. Others are an act's name.
+const (
+	PhaseUpgrade  = "upgrade"  // the platform chart with its migration hook; its begin is second zero of every offset
+	PhaseMigrated = "migrated" // the hook has ended, however it went; the new charts come
+)
 
 // Header is the first line of a history.
 type Header struct {

@@ -107,6 +107,19 @@ func (h *History) Initial(ref Ref) *unstructured.Unstructured {
 	return nil
 }
 
+// At is the last event of the object of this name before a time; nil when there was none.
+func (h *History) At(ref Ref, t time.Time) *Event {
+	var last *Event
+	for _, l := range h.byName[ref] {
+		for _, e := range l.Events {
+			if e.When().Before(t) {
+				last = e
+			}
+		}
+	}
+	return last
+}
+
 // When is the time of an event: of the request that made it where that is known, else of its arrival.
 func (e *Event) When() time.Time {
 	if e.Writer != nil {
@@ -126,15 +139,22 @@ func (h *History) Phase(t time.Time) string {
 	return phase
 }
 
+// Begin is when a phase began (the first one of that name); ok is false when it never did.
+func (h *History) Begin(phase string) (t time.Time, ok bool) {
+	for _, m := range h.Marks {
+		if m.Phase == phase && m.At == "begin" {
+			return m.Time, true
+		}
+	}
+	return time.Time{}, false
+}
+
 // Offset is the distance of a time from the begin of the upgrade (the first one) in seconds; from the record's start
 // when no upgrade began.
 func (h *History) Offset(t time.Time) float64 {
-	zero := h.Header.Started
-	for _, m := range h.Marks {
-		if m.Phase == PhaseUpgrade && m.At == "begin" {
-			zero = m.Time
-			break
-		}
+	zero, began := h.Begin(PhaseUpgrade)
+	if !began {
+		zero = h.Header.Started
 	}
 	return t.Sub(zero).Seconds()
 }

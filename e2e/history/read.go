@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
@@ -31,6 +32,9 @@ type History struct {
 	writes   map[string][]*Write // by UID
 	unnamed  map[Ref][]*Write    // writes whose answer was not kept, by name
 	releases map[ReleaseKey][]*Release
+
+	cutting sync.Mutex
+	cuts    map[string]*History // by phase, see Before
 }
 
 // Read loads a history from a file. A torn last line, as a killed run leaves it, becomes a gap.
@@ -145,6 +149,40 @@ func (h *History) index() error {
 		l.ancestors = ancestorsOf(l)
 	}
 	return nil
+}
+
+// Before is the record as it would be had it ended when the phase began (for the first time): events and writes up to
+// there, everything else as it is. It is nil when the phase never began.
+func (h *History) Before(phase string) *History {
+	end, began := h.Begin(phase)
+	if !began {
+		return nil
+	}
+	h.cutting.Lock()
+	defer h.cutting.Unlock()
+	if cut := h.cuts[phase]; cut != nil {
+		return cut
+	}
+	cut := &History{Header: h.Header, Lists: h.Lists, Bookmarks: h.Bookmarks, Marks: h.Marks, Gaps: h.Gaps, Logs: h.Logs,
+		Settlement: h.Settlement, End: h.End}
+	for _, w := range h.Writes {
+		if !w.Time.After(end) {
+			cut.Writes = append(cut.Writes, w)
+		}
+	}
+	for _, e := range h.Events {
+		if !e.When().After(end) {
+			cut.Events = append(cut.Events, &Event{Time: e.Time, Type: e.Type, Resource: e.Resource, Relisted: e.Relisted, Object: e.Object})
+		}
+	}
+	if err := cut.index(); err != nil {
+		panic(err) // the same events could be indexed before
+	}
+	if h.cuts == nil {
+		h.cuts = map[string]*History{}
+	}
+	h.cuts[phase] = cut
+	return cut
 }
 
 // writerOf joins an event with the request that made it: by UID and resource version of the answer; a final removal by

@@ -155,6 +155,39 @@ func TestPhaseAndOffset(t *testing.T) {
 	}
 }
 
+func TestBefore(t *testing.T) {
+	md := ht.Object("MachineDeployment", "t/md")
+	b := ht.New().Baseline(md).Mark(history.PhaseUpgrade).Update(ht.Migration, md, ht.Label("a", "b"))
+	b.Mark(history.PhaseMigrated).Update(ht.Helm, md, ht.Label("a", "c")).Create(ht.Helm, ht.Object("Pod", "t/p"))
+	b.Mark("again").Mark(history.PhaseMigrated) // the first one counts
+	h := b.Read(t)
+	then := h.Before(history.PhaseMigrated)
+	if then == nil || then != h.Before(history.PhaseMigrated) {
+		t.Fatal("the record before a phase is not made, or made twice")
+	}
+	last := then.Final(ht.Ref(md))
+	if len(then.Lifetimes()) != 1 || last.GetLabels()["a"] != "b" || len(then.Writes) != 1 || then.End == nil || then.Settlement == nil {
+		t.Errorf("before the phase: %d objects, labels %v, %d writes", len(then.Lifetimes()), last.GetLabels(), len(then.Writes))
+	}
+	if e := then.Events[len(then.Events)-1]; e.Writer == nil || e.Writer.User != ht.Migration.User || e.Before == nil || e.Life.AtBaseline() != true {
+		t.Errorf("the last event before the phase is not joined: %+v", e)
+	}
+	if h.Before("typo") != nil {
+		t.Error("there is a record before a phase that never was")
+	}
+	// At is strictly before a time.
+	update := h.Lifetime(string(md.GetUID())).Events[1]
+	if e := h.At(ht.Ref(md), update.When()); e == nil || e.Type != history.Baseline {
+		t.Errorf("before the update: %+v", e)
+	}
+	if e := h.At(ht.Ref(md), update.When().Add(1)); e != update {
+		t.Errorf("after the update: %+v", e)
+	}
+	if e := h.At(history.Ref{Resource: "pods", Namespace: "t", Name: "p"}, update.When()); e != nil {
+		t.Errorf("before it was there: %+v", e)
+	}
+}
+
 func TestOpenGaps(t *testing.T) {
 	// A record whose watch expired; the list after it saw the Machine's last state.
 	record := func(change func(b *ht.Builder)) *history.History {

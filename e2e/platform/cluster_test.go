@@ -293,6 +293,8 @@ func TestUpgradeOnACluster(t *testing.T) {
 		t.Errorf("run again before any migration: %v", err)
 	}
 
+	var migrated []map[string]Revision // what was published when each hook ended
+	e.Migrated = func() error { migrated = append(migrated, published(t, e.Config)); return nil }
 	out, err := Upgrade(t.Context(), e, bad)
 	if err != nil {
 		t.Fatal(err)
@@ -316,6 +318,9 @@ func TestUpgradeOnACluster(t *testing.T) {
 	}
 	if !out.Started.Before(out.HookDone) || !out.HookDone.Before(out.Published) {
 		t.Errorf("times out of order: %v, %v, %v", out.Started, out.HookDone, out.Published)
+	}
+	if len(migrated) != 2 || !equal(migrated[0], old.ChartRevisions()) || !equal(migrated[1], old.ChartRevisions()) {
+		t.Errorf("published when the hooks ended: %v, want the old charts twice", migrated)
 	}
 	if got := version(t, client); got != "3" {
 		t.Errorf("cozystack-version %s after the upgrade to 3", got)

@@ -66,6 +66,10 @@ type Env struct {
 	Log func(format string, args ...any)
 	// ArtifactsDir gets charts/ (packed charts, the platform chart's rendered manifest) and logs/; "" keeps nothing.
 	ArtifactsDir string
+	// Migrated is told when the platform chart's hook has ended, however it went, and before the new charts come; may be nil.
+	Migrated func() error
+	// PublishFirst publishes the new charts before the hook instead of after it: the mistake of defect 39.
+	PublishFirst bool
 	// HookTimeout bounds the platform chart's hooks; 0 means 10 minutes.
 	HookTimeout time.Duration
 }

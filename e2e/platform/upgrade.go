@@ -110,12 +110,22 @@ func Upgrade(ctx context.Context, e *Env, v *Version) (*Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
+	if e.PublishFirst {
+		if err := Publish(ctx, e, v); err != nil {
+			return nil, err
+		}
+	}
 	upgrade := action.NewUpgrade(helm)
 	upgrade.Namespace = ArtifactNamespace
 	upgrade.Timeout = e.hookTimeout()
 	upgrade.ResetValues = true
 	rel, helmErr := upgrade.RunWithContext(ctx, Release, v.chart, v.Profile.PlatformValues)
 	out.HookDone = time.Now()
+	if e.Migrated != nil {
+		if err := e.Migrated(); err != nil {
+			return nil, err
+		}
+	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("upgrade to platform %q: %w", v.Spec, context.Cause(ctx))
 	}

@@ -36,6 +36,7 @@ func ForeignOwner() harness.Scenario {
 			named("not taken over", s, verify.NotAdopted(foreign, s.PoolRelease())),
 			named("pinned", s, verify.Pinned(verify.PoolObjects(s))),
 			named("kept", s, verify.Kept(verify.PoolObjects(s))),
+			named("siblings adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(siblings, s.PoolRelease()))),
 			named("siblings annotated", s, verify.Annotated(siblings, s.PoolRelease())),
 			named("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*somebody-else`), 1)),
 			verify.TemplateUnchanged(s),

@@ -3,6 +3,7 @@ package adoption
 import (
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
+	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
 // PlainPool is the common case: both ways to size a pool.
@@ -15,6 +16,6 @@ func PlainPool() harness.Scenario {
 		Tag:    "plain-pool",
 		Line:   "two pools, sized by resources and by instance type: owned by their own releases, templates unchanged",
 		Given:  []*tenant.Tenant{t},
-		Checks: adopted(byResources, byType),
+		Checks: append(adopted(byResources, byType), verify.ChartsAfterMigration()),
 	}
 }

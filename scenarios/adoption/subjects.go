@@ -15,13 +15,15 @@ func subject(p *tenant.Pool) verify.Subject {
 }
 
 // adopted claims of each pool that its four kinds of object are the same as before, pinned, and belong to the pool's own
-// release and no longer to the cluster's.
+// release and no longer to the cluster's; that the migration and not Flux gave them to it, and before it made the release.
 func adopted(pools ...*tenant.Pool) []verify.Check {
 	var checks []verify.Check
 	for _, p := range pools {
 		s := subject(p)
 		objects := verify.PoolObjects(s)
 		checks = append(checks,
+			named("adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(objects, s.PoolRelease()))),
+			named("adopted before its release was made", s, verify.AdoptedFirst(objects, s.PoolRelease())),
 			named("adopted", s, verify.Owned(objects, s.PoolRelease(), s.ClusterRelease())),
 			named("pinned", s, verify.Pinned(objects)),
 			named("kept", s, verify.Kept(objects)),
