@@ -191,7 +191,7 @@ func TestRecorderAgainstARealAPIServer(t *testing.T) {
 		t.Errorf("%d events, want 12:\n  %s", len(got), strings.Join(got, "\n  "))
 	}
 	t.Logf("%d watches expired over the restart", len(h.Gaps))
-	if len(h.OpenGaps()) != 0 || h.End == nil || len(h.Header.Unserved) != len(history.DefaultKinds())-7 {
+	if len(h.OpenGaps()) != 0 || h.End == nil || len(h.Header.Unserved) != len(history.DefaultKinds())-8 {
 		t.Errorf("open gaps %v, end %v, unserved %v", h.OpenGaps(), h.End, h.Header.Unserved)
 	}
 	if h.Deployed(history.ReleaseKey{Namespace: "cozy-system", Name: "platform"}) == nil {

@@ -37,13 +37,14 @@ func DefaultKinds() []schema.GroupVersionResource {
 		group, version string
 		resources      []string
 	}{
-		{"", "v1", []string{"namespaces", "pods", "persistentvolumeclaims", "persistentvolumes", "secrets", "configmaps", "events"}},
+		{"", "v1", []string{"namespaces", "pods", "persistentvolumeclaims", "persistentvolumes", "secrets", "configmaps", "services", "events"}},
 		{"kubevirt.io", "v1", []string{"virtualmachines", "virtualmachineinstances", "virtualmachineinstancemigrations"}},
 		{"cdi.kubevirt.io", "v1beta1", []string{"datavolumes"}},
 		{"snapshot.storage.k8s.io", "v1", []string{"volumesnapshots"}},
 		{"infrastructure.cluster.x-k8s.io", "v1alpha1", []string{"kubevirtmachines", "kubevirtmachinetemplates", "kubevirtclusters"}},
 		{"cluster.x-k8s.io", "v1beta1", []string{"clusters", "machines", "machinesets", "machinedeployments", "machinehealthchecks"}},
 		{"bootstrap.cluster.x-k8s.io", "v1alpha3", []string{"talosconfigtemplates"}},
+		{"controlplane.cluster.x-k8s.io", "v1alpha1", []string{"kamajicontrolplanes"}},
 		{"helm.toolkit.fluxcd.io", "v2", []string{"helmreleases"}},
 		{"source.toolkit.fluxcd.io", "v1", []string{"externalartifacts"}},
 		{"cozystack.io", "v1alpha1", []string{"workloadmonitors"}},

@@ -29,7 +29,9 @@ const (
 	workloadMonitors    = "workloadmonitors.cozystack.io"
 	helmReleases        = "helmreleases.helm.toolkit.fluxcd.io"
 	externalArtifacts   = "externalartifacts.source.toolkit.fluxcd.io"
+	controlPlanes       = "kamajicontrolplanes.controlplane.cluster.x-k8s.io"
 	configMaps          = "configmaps"
+	services            = "services"
 	namespaces          = "namespaces"
 )
 

@@ -149,6 +149,31 @@ func FieldKept(objects Objects, path ...string) Check {
 	})
 }
 
+// FieldIs claims that a field of the objects has this value in the end, for example
+// FieldIs(deployments, "3", "spec", "replicas").
+func FieldIs(objects Objects, want string, path ...string) Check {
+	return each(fmt.Sprintf("field %v is %s", path, want), objects, func(_ *history.History, _ *history.Lifetime, o *unstructured.Unstructured) []string {
+		if is := text(o, path...); is != want {
+			return []string{fmt.Sprintf("%v is %s, want %s", path, quoted(is), quoted(want))}
+		}
+		return nil
+	})
+}
+
+// SpecKept claims that in the end the objects have the spec that they had at the baseline. What differs is told as a diff.
+func SpecKept(objects Objects) Check {
+	return each("spec kept", objects, func(h *history.History, l *history.Lifetime, o *unstructured.Unstructured) []string {
+		was := h.Initial(l.Ref)
+		if was == nil {
+			return []string{"was not there at the baseline"}
+		}
+		if d := specDiff(was, o); d != "" {
+			return []string{"has another spec:\n" + d}
+		}
+		return nil
+	})
+}
+
 // TemplateUnchanged claims that the machine templates of the subject are the same objects with the same spec, and that no
 // other one appeared. What differs is told as a diff: between before and after, or from the pool's template of the
 // baseline to the one that appeared.

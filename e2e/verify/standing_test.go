@@ -45,6 +45,8 @@ func TestEveryCheckIsInconclusiveOverARecordWithAGap(t *testing.T) {
 	for _, c := range []verify.Check{
 		verify.NoChurn(md0), verify.Converged(md0, nil), verify.Isolated(md0, large), verify.Untouched("t"), verify.FleetDone(57),
 		verify.Owned(objects, key, md0.ClusterRelease()), verify.Annotated(objects, key), verify.Pinned(objects), verify.Kept(objects), verify.NotAdopted(objects, key),
+		verify.FieldIs(objects, "1", "spec", "replicas"), verify.SpecKept(objects), verify.Labelled(objects, verify.Application{}),
+		verify.CountedFor(objects, verify.Application{}), verify.CertSANs(md0), verify.Rolling(md0),
 		verify.FieldKept(objects, "spec"), verify.TemplateUnchanged(md0), verify.ValuesCarried(key, nil), verify.ValuesDeclared(key),
 		verify.Before(history.PhaseMigrated, verify.Annotated(objects, key)), verify.AdoptedFirst(objects, key), verify.ChartsAfterMigration(),
 		verify.LogLine("migration", anybody, 1), verify.NoWritesBy(anybody, objects), verify.NeverThere(history.Ref{Resource: "pods", Name: "x"}),

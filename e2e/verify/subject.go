@@ -161,6 +161,19 @@ func PoolObjects(s Subject) Objects {
 	}
 }
 
+// Launchers are the virt-launcher pods that the subject's VMs have in the end.
+func Launchers(s Subject) Objects {
+	return func(h *history.History) []history.Ref {
+		var out []history.Ref
+		for _, l := range h.Lifetimes(pods) {
+			if h.Final(l.Ref) != nil && l.First().GetLabels()["kubevirt.io"] == "virt-launcher" && s.Selects(h, l) {
+				out = append(out, l.Ref)
+			}
+		}
+		return out
+	}
+}
+
 // All are all recorded objects of the subject at the baseline, Events left out.
 func All(s Subject) Objects {
 	return func(h *history.History) []history.Ref {

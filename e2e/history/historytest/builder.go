@@ -57,6 +57,8 @@ var kinds = map[string]struct{ apiVersion, resource string }{
 	"MachineDeployment":               {"cluster.x-k8s.io/v1beta1", "machinedeployments.cluster.x-k8s.io"},
 	"MachineHealthCheck":              {"cluster.x-k8s.io/v1beta1", "machinehealthchecks.cluster.x-k8s.io"},
 	"TalosConfigTemplate":             {"bootstrap.cluster.x-k8s.io/v1alpha3", "talosconfigtemplates.bootstrap.cluster.x-k8s.io"},
+	"KamajiControlPlane":              {"controlplane.cluster.x-k8s.io/v1alpha1", "kamajicontrolplanes.controlplane.cluster.x-k8s.io"},
+	"Service":                         {"v1", "services"},
 	"HelmRelease":                     {"helm.toolkit.fluxcd.io/v2", "helmreleases.helm.toolkit.fluxcd.io"},
 	"ExternalArtifact":                {"source.toolkit.fluxcd.io/v1", "externalartifacts.source.toolkit.fluxcd.io"},
 	"WorkloadMonitor":                 {"cozystack.io/v1alpha1", "workloadmonitors.cozystack.io"},
