@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"cozystack.io/upgrade-e2e/e2e/history"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
 )
 
@@ -57,8 +58,9 @@ func (r *run) populate(ctx context.Context) error {
 		return err
 	}
 	tenants := r.tenants()
+	running := func(ctx context.Context) ([]string, error) { return r.notRunning(ctx, client, tenants) }
 	if r.restored {
-		return r.awaitFleet(ctx, client, tenants)
+		return r.progress.until(ctx, "the fleet to run", fleetBound, running)
 	}
 	making, makeCtx := errgroup.WithContext(ctx)
 	making.SetLimit(8)
@@ -69,25 +71,35 @@ func (r *run) populate(ctx context.Context) error {
 		return err
 	}
 	r.installed.Simulation.SetNudge(true)
-	err = r.awaitFleet(ctx, client, tenants)
-	r.installed.Simulation.SetNudge(false)
-	if err != nil {
+	defer r.installed.Simulation.SetNudge(false)
+	if err := r.progress.until(ctx, "the fleet to run", fleetBound, running); err != nil {
 		return err
 	}
+	edits := 0
 	for _, t := range tenants {
 		for _, e := range t.Edits {
 			if err := edit(ctx, client, e); err != nil {
 				return err
 			}
+			edits++
 		}
 	}
-	return nil
+	if edits == 0 {
+		return nil
+	}
+	return r.progress.until(ctx, "the fleet to run as edited", fleetBound, running)
 }
 
-func (r *run) awaitFleet(ctx context.Context, client dynamic.Interface, tenants []*tenant.Tenant) error {
-	return r.progress.until(ctx, "the fleet to run", fleetBound, func(ctx context.Context) ([]string, error) {
-		return r.notRunning(ctx, client, tenants)
-	})
+// Create is an act's deed: it makes a cluster that was declared Late.
+func Create(c *tenant.Cluster) func(context.Context, Upgraded) error {
+	return func(ctx context.Context, on Upgraded) error {
+		client, err := fleetClient(on.Env.Config)
+		if err != nil {
+			return err
+		}
+		_, err = client.Resource(helmReleases).Namespace(c.Tenant.Namespace()).Create(ctx, c.HelmRelease(), metav1.CreateOptions{})
+		return err
+	}
 }
 
 // create makes a tenant's namespace with the platform's values in it, then its clusters.
@@ -114,7 +126,7 @@ func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants 
 	}
 	var waiting []string
 	for _, hr := range releases.Items {
-		why := notReady(&hr)
+		why := history.ReleaseWaiting(&hr, nil, nil)
 		if missing := missingKind(&hr, why); missing != "" {
 			return nil, hopeless{fmt.Sprintf("%s; give profile %s its CRD", missing, r.old.Profile.Name)}
 		}
@@ -136,15 +148,18 @@ func notRunning(ctx context.Context, client dynamic.Interface, pools []*tenant.P
 	if err != nil {
 		return nil, err
 	}
-	ready := map[string]int64{}
+	ready, wanted := map[string]int64{}, map[string]int64{}
 	for _, md := range list.Items {
-		n, _, _ := unstructured.NestedInt64(md.Object, "status", "readyReplicas")
-		ready[md.GetNamespace()+"/"+md.GetName()] = n
+		name := md.GetNamespace() + "/" + md.GetName()
+		ready[name], _, _ = unstructured.NestedInt64(md.Object, "status", "readyReplicas")
+		wanted[name], _, _ = unstructured.NestedInt64(md.Object, "spec", "replicas")
 	}
 	var waiting []string
 	for _, p := range pools {
-		if n := ready[p.Namespace()+"/"+p.Object()]; n < int64(p.Machines()) {
-			waiting = append(waiting, fmt.Sprintf("pool %s/%s: %d of %d machines", p.Namespace(), p.Object(), n, p.Machines()))
+		name := p.Namespace() + "/" + p.Object()
+		// A pool that was scaled wants more than it was declared with.
+		if n, want := ready[name], max(wanted[name], int64(p.Machines())); n < want {
+			waiting = append(waiting, fmt.Sprintf("pool %s: %d of %d machines", name, n, want))
 		}
 	}
 	return waiting, nil
@@ -162,31 +177,6 @@ func missingKind(hr *unstructured.Unstructured, why string) string {
 	chart, _, _ := unstructured.NestedString(hr.Object, "spec", "chartRef", "name")
 	return fmt.Sprintf("chart %s (HelmRelease %s/%s) has %s %s/%s, and the cluster has no kind %s in %s",
 		chart, hr.GetNamespace(), hr.GetName(), m[3], or(m[2], hr.GetNamespace()), m[1], m[3], m[4])
-}
-
-func notReady(hr *unstructured.Unstructured) string {
-	conditions, _, _ := unstructured.NestedSlice(hr.Object, "status", "conditions")
-	for _, c := range conditions {
-		if c, ok := c.(map[string]any); ok && c["type"] == "Ready" {
-			if c["status"] == "True" {
-				return ""
-			}
-			return fmt.Sprint(c["message"])
-		}
-	}
-	return "not seen by its controller"
-}
-
-// Create is an act's deed: it makes a cluster that was not there on the old platform.
-func Create(c *tenant.Cluster) func(context.Context, Upgraded) error {
-	return func(ctx context.Context, on Upgraded) error {
-		client, err := fleetClient(on.Env.Config)
-		if err != nil {
-			return err
-		}
-		_, err = client.Resource(helmReleases).Namespace(c.Tenant.Namespace()).Create(ctx, c.HelmRelease(), metav1.CreateOptions{})
-		return err
-	}
 }
 
 // Change is an act's deed: it does an edit.

@@ -9,15 +9,23 @@ import (
 
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 
+	ht "cozystack.io/upgrade-e2e/e2e/history/historytest"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
+	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
 func family() Family {
 	return Family{Name: "f", Scenarios: []Scenario{
 		{Tag: "a", Given: []*tenant.Tenant{tenant.New("a")}},
-		{Tag: "b", Given: []*tenant.Tenant{tenant.New("b")}},
+		{Tag: "b", Given: []*tenant.Tenant{withCluster("b"), tenant.New("b2")}},
 		{Tag: "c", Given: []*tenant.Tenant{tenant.New("c")}},
 	}}
+}
+
+func withCluster(name string) *tenant.Tenant {
+	t := tenant.New(name)
+	t.Cluster("prod").Pool("md0")
+	return t
 }
 
 func TestSelected(t *testing.T) {
@@ -56,9 +64,16 @@ func TestEveryScenarioGetsTheStandingChecks(t *testing.T) {
 	for _, c := range f.Checks(f.Scenarios[1], 57, nil) {
 		names = append(names, c.Name)
 	}
-	want := []string{"record", "no churn of tenant-b", "converged tenant-b", "isolated tenant-b", "fleet done"}
+	want := []string{"record", "no churn of tenant-b", "converged tenant-b", "isolated tenant-b",
+		"no churn of tenant-b2", "isolated tenant-b2", "fleet done"}
 	if !slices.Equal(names, want) {
 		t.Errorf("checks %q, want %q", names, want)
+	}
+	// Without machines at the baseline, that none came is all that can be claimed.
+	checks := f.Checks(f.Scenarios[1], 57, nil)
+	h := ht.New().Baseline(ht.Object("Namespace", "tenant-b"), ht.Object("Namespace", "tenant-b2")).Read(t)
+	if a, b := checks[1].Judge(h), checks[4].Judge(h); a.Verdict != verify.Inconclusive || b.Verdict != verify.Passed {
+		t.Errorf("no churn of a tenant that should have machines: %v, of one that has none: %v", a, b)
 	}
 	var others []string
 	for _, s := range f.others(f.Scenarios[1]) {

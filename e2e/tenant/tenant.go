@@ -72,6 +72,8 @@ type Cluster struct {
 	Tenant *Tenant
 	Name   string
 	Pools  []*Pool
+	// Late is a cluster that is not there on the old platform; an act makes it after the upgrade.
+	Late   bool
 	values map[string]any
 	plane  bool // it is the tenant's computeplane
 }
@@ -84,6 +86,16 @@ func (c *Cluster) Release() string {
 	return ClusterPrefix + c.Name
 }
 
+// Edit notes a change to values of the cluster's release, as a JSON merge patch, made past every check of Cozystack's API.
+func (c *Cluster) Edit(why string, values map[string]any) {
+	c.edit(why, map[string]any{"values": values})
+}
+
+func (c *Cluster) edit(why string, spec map[string]any) {
+	c.Tenant.Edit(Edit{Why: why, APIVersion: releaseVersion, Kind: "HelmRelease", Namespace: c.Tenant.Namespace(),
+		Name: c.Release(), Spec: spec})
+}
+
 // Pool adds a worker pool of one u1.medium with a disk of 20Gi, unless values say otherwise.
 func (c *Cluster) Pool(name string, values ...Value) *Pool {
 	p := &Pool{Cluster: c, Name: name, values: map[string]any{
@@ -93,6 +105,11 @@ func (c *Cluster) Pool(name string, values ...Value) *Pool {
 	}
 	c.Pools = append(c.Pools, p)
 	return p
+}
+
+// Implicit is the pool that a cluster without declared pools has on the old platform. It is not declared.
+func (c *Cluster) Implicit() *Pool {
+	return &Pool{Cluster: c, Name: ImplicitPool, values: map[string]any{"minReplicas": int64(0)}}
 }
 
 // A Pool is one group of worker machines.
@@ -147,7 +164,18 @@ type Edit struct {
 	Name        string
 	Annotations map[string]any // nil as a value removes the annotation
 	Labels      map[string]any
-	Spec        map[string]any // merged; nil as a value removes the field
+	Spec        map[string]any
+}
+
+// Scale notes that the autoscaler gave the pool n machines: it writes nothing but the MachineDeployment's replicas.
+func (p *Pool) Scale(n int64) { p.edit("scaled by the autoscaler", map[string]any{"replicas": n}) }
+
+// Pause notes that somebody holds the pool's rollouts: machines that run stay, whatever the pool's template becomes.
+func (p *Pool) Pause() { p.edit("rollout held", map[string]any{"paused": true}) }
+
+func (p *Pool) edit(why string, spec map[string]any) {
+	p.Cluster.Tenant.Edit(Edit{Why: why, APIVersion: apiVersions["MachineDeployment"], Kind: "MachineDeployment",
+		Namespace: p.Namespace(), Name: p.Object(), Spec: spec})
 }
 
 // Annotate edits annotations of one of the pool's objects that carry its name.
@@ -155,6 +183,8 @@ func (p *Pool) Annotate(kind, why string, annotations map[string]any) {
 	p.Cluster.Tenant.Edit(Edit{Why: why, APIVersion: apiVersions[kind], Kind: kind, Namespace: p.Namespace(),
 		Name: p.Object(), Annotations: annotations})
 }
+
+const releaseVersion = "helm.toolkit.fluxcd.io/v2"
 
 var apiVersions = map[string]string{
 	"MachineDeployment":  "cluster.x-k8s.io/v1beta1",
@@ -191,7 +221,9 @@ func (t *Tenant) Objects(secret, values string) []*unstructured.Unstructured {
 			"stringData": map[string]any{"values.yaml": values}}},
 	}
 	for _, c := range t.Clusters {
-		out = append(out, c.HelmRelease())
+		if !c.Late {
+			out = append(out, c.HelmRelease())
+		}
 	}
 	return out
 }
@@ -211,7 +243,7 @@ func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 		"strategy": map[string]any{"name": "RetryOnFailure", "retryInterval": "30s"},
 	}
 	hr := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "helm.toolkit.fluxcd.io/v2",
+		"apiVersion": releaseVersion,
 		"kind":       "HelmRelease",
 		"metadata": map[string]any{
 			"name": c.Release(), "namespace": c.Tenant.Namespace(),

@@ -1,6 +1,7 @@
 package tenant
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -83,5 +84,49 @@ func TestComputePlane(t *testing.T) {
 	roles, _, _ := unstructured.NestedStringSlice(module.Object, "spec", "values", "nodeGroups", p.Name, "roles")
 	if module.GetName() != "computeplane" || len(roles) != 1 || roles[0] != "ingress-nginx" {
 		t.Errorf("module %s with roles %v", module.GetName(), roles)
+	}
+}
+
+func TestEditsOfSpec(t *testing.T) {
+	te := New("t")
+	c := te.Cluster("prod")
+	p := c.Pool("md0")
+	p.Scale(3)
+	p.Pause()
+	c.Edit("larger", map[string]any{"version": "v1.34"})
+	for i, want := range []struct {
+		object, apiVersion string
+		spec               map[string]any
+	}{
+		{"MachineDeployment tenant-t/kubernetes-prod-md0", "cluster.x-k8s.io/v1beta1", map[string]any{"replicas": int64(3)}},
+		{"MachineDeployment tenant-t/kubernetes-prod-md0", "cluster.x-k8s.io/v1beta1", map[string]any{"paused": true}},
+		{"HelmRelease tenant-t/kubernetes-prod", "helm.toolkit.fluxcd.io/v2", map[string]any{"values": map[string]any{"version": "v1.34"}}},
+	} {
+		e := te.Edits[i]
+		if e.Object() != want.object || e.APIVersion != want.apiVersion || !reflect.DeepEqual(e.Patch()["spec"], want.spec) {
+			t.Errorf("edit %d of %s (%s) is %v, want %v", i, e.Object(), e.APIVersion, e.Patch(), want)
+		}
+	}
+	c.Pools[0].Annotate("WorkloadMonitor", "by hand", map[string]any{"a": "b"})
+	if _, has := te.Edits[3].Patch()["spec"]; has {
+		t.Errorf("an edit of annotations touches the spec: %v", te.Edits[3].Patch())
+	}
+}
+
+func TestImplicitAndLate(t *testing.T) {
+	te := New("t")
+	c := te.Cluster("prod")
+	late := te.Cluster("late")
+	late.Late = true
+	if md0 := c.Implicit(); md0.Object() != "kubernetes-prod-md0" || md0.Machines() != 0 || len(te.Pools()) != 0 {
+		t.Errorf("the implicit pool %s of %d machines is declared: %v", md0.Object(), md0.Machines(), te.Pools())
+	}
+	if objects := te.Objects("s", ""); len(objects) != 3 || objects[2].GetName() != "kubernetes-prod" {
+		t.Errorf("the late cluster is made, too: %v", objects)
+	}
+	c.Pool("a", Machines(2))
+	c.Pool("b")
+	if te.Machines() != 3 {
+		t.Errorf("%d machines, want 3", te.Machines())
 	}
 }
