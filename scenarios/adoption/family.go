@@ -13,8 +13,16 @@ func Family() harness.Family {
 			PlainPool(),
 			LongNames(),
 			SiblingPools(),
+			ImplicitMD0(),
+			TunedPools(),
+			RollingPool(),
+			AutoscaledPool(),
 			ReRun(),
 			ForeignOwner(),
+			ValuesHygiene(),
+			NoPools(),
+			Bystander(),
+			Lineage(),
 		},
 	}
 }

@@ -27,6 +27,7 @@ func adopted(pools ...*tenant.Pool) []verify.Check {
 			named("adopted", s, verify.Owned(objects, s.PoolRelease(), s.ClusterRelease())),
 			named("pinned", s, verify.Pinned(objects)),
 			named("kept", s, verify.Kept(objects)),
+			named("spec kept", s, verify.SpecKept(objects)),
 			verify.TemplateUnchanged(s))
 	}
 	return checks
