@@ -23,7 +23,6 @@ func Lineage() harness.Scenario {
 		Given: []*tenant.Tenant{t},
 		Checks: append(adopted(md0),
 			named("pods of the cluster", s, verify.Labelled(verify.Launchers(s), cluster)),
-			named("monitor of the pool", s, verify.CountedFor(verify.These(monitor), pool)),
-			named("cluster's release labelled", s, verify.Labelled(verify.These(helmRelease(s.ClusterRelease())), cluster))),
+			named("monitor of the pool", s, verify.CountedFor(verify.These(monitor), pool))),
 	}
 }

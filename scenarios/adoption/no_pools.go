@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/e2e-framework/klient/wait/conditions"
 
 	"cozystack.io/upgrade-e2e/e2e/harness"
-	"cozystack.io/upgrade-e2e/e2e/history"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
@@ -25,16 +24,14 @@ func NoPools() harness.Scenario {
 	t := tenant.New("poolless")
 	bare := t.Cluster("bare")
 	bare.Late = true
-	md0 := subject(bare.Implicit())
+	md0 := bare.Implicit()
 	return harness.Scenario{
 		Tag:   "no-pools",
 		Line:  "a control plane without pools, made after the upgrade: no pool appears, certSANs are complete",
 		Given: []*tenant.Tenant{t},
 		Acts:  []harness.Act{{Name: "control plane without pools", Do: makeControlPlane(bare)}},
 		Checks: []verify.Check{
-			named("no release", md0, verify.NeverThere(helmRelease(md0.PoolRelease()))),
-			named("no pool", md0, verify.NeverThere(machineDeployment(bare.Implicit()),
-				history.Ref{Resource: "workloadmonitors.cozystack.io", Namespace: md0.Namespace, Name: bare.Implicit().Object()})),
+			named("no pool", subject(md0), verify.NeverThere(helmRelease(subject(md0).PoolRelease()), machineDeployment(md0))),
 			verify.CertSANs(verify.Subject{Namespace: t.Namespace(), Cluster: bare.Name}),
 		},
 	}

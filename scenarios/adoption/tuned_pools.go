@@ -13,8 +13,8 @@ import (
 func TunedPools() harness.Scenario {
 	t := tenant.New("tuned")
 	clusterWide := map[string]any{
-		"version": "v1.32", "maxNodeProvisionTime": "25m",
-		"talos": map[string]any{"imageFactoryURL": "https://images.example.org", "version": "v1.9.5",
+		"version": "v1.34", "maxNodeProvisionTime": "25m",
+		"talos": map[string]any{"imageFactoryURL": "https://images.example.org", "version": "v1.11.5",
 			"schematicID": "376567988ad370138ad8b2698212367b8edcb69b5fd68c80be1f2ec7d603b4ba"},
 	}
 	ofPool := map[string]any{
