@@ -4,9 +4,9 @@ package defects
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -32,11 +32,37 @@ type Defect struct {
 	Diff string `json:"-"`
 }
 
-// Red is a scenario that a defect turns red, and checks (by the beginning of their names) that must be among the failed.
+// All as a scenario means every one that is run.
+const All = "*"
+
+// Red is what a defect turns red: a scenario, and checks (by their names without the subject) that must be among the failed.
 type Red struct {
-	Scenario string   `json:"scenario"`
+	Scenario string   `json:"scenario"` // its tag, or All
+	Family   string   `json:"family"`   // with All: of this family alone
+	Except   []string `json:"except"`   // with All: without these
 	Checks   []string `json:"checks"`
 }
+
+// Covers tells whether a scenario is meant.
+func (r Red) Covers(family, tag string) bool {
+	if r.Scenario != All {
+		return r.Scenario == tag
+	}
+	return (r.Family == "" || r.Family == family) && !slices.Contains(r.Except, tag)
+}
+
+// Names tells whether one of the red checks is meant by a check's name: "adopted" means "adopted tenant-a/prod/md0", and
+// not "adopted by the migration tenant-a/prod/md0".
+func (r Red) Names(check string) bool {
+	return slices.ContainsFunc(r.Checks, func(want string) bool { return named(want, check) })
+}
+
+func named(want, check string) bool {
+	rest, begins := strings.CutPrefix(check, want)
+	return begins && subject.MatchString(rest)
+}
+
+var subject = regexp.MustCompile(`^(( of)? \S+)?$`)
 
 // String is "4 unanchored-template".
 func (d Defect) String() string { return fmt.Sprintf("%d %s", d.Number, d.Name) }
@@ -66,6 +92,11 @@ func Load(dir string) ([]Defect, error) {
 		if d.Tree != "old" && d.Tree != "new" {
 			return nil, fmt.Errorf("%s: tree is %q, not old or new", file, d.Tree)
 		}
+		for _, r := range d.Red {
+			if r.Scenario != All && (r.Family != "" || len(r.Except) > 0) {
+				return nil, fmt.Errorf("%s: family and except go with scenario %q, not with %q", file, All, r.Scenario)
+			}
+		}
 		if diff := filepath.Join(filepath.Dir(file), "tree.diff"); exists(diff) {
 			d.Diff = diff
 		} else if !d.Harness.PublishBeforeHook {
@@ -77,31 +108,31 @@ func Load(dir string) ([]Defect, error) {
 	return out, nil
 }
 
+// Finding is what a run found in one scenario.
+type Finding struct {
+	Family, Scenario, Verdict string
+	Failed                    []string // names of its failed checks
+}
+
 // Missed compares what a run of the defect found with what the defect must turn red, one line for each difference; none
-// means that the defect was caught, and nothing else was touched. verdicts holds every scenario that was run, failed the
-// names of its failed checks.
-func (d Defect) Missed(verdicts map[string]string, failed map[string][]string) []string {
+// means that the defect was caught, and nothing else was touched.
+func (d Defect) Missed(found []Finding) []string {
 	var out []string
-	expected := map[string]bool{}
-	for _, r := range d.Red {
-		expected[r.Scenario] = true
-		verdict, ran := verdicts[r.Scenario]
-		if !ran {
-			continue
-		}
-		if verdict != "fail" {
-			out = append(out, fmt.Sprintf("%s should be red, it is %s", r.Scenario, verdict))
-			continue
-		}
-		for _, check := range r.Checks {
-			if !slices.ContainsFunc(failed[r.Scenario], func(name string) bool { return strings.HasPrefix(name, check) }) {
-				out = append(out, fmt.Sprintf("%s should be red by its check %q, only %q are", r.Scenario, check, failed[r.Scenario]))
+	for _, f := range found {
+		red := slices.DeleteFunc(slices.Clone(d.Red), func(r Red) bool { return !r.Covers(f.Family, f.Scenario) })
+		switch {
+		case len(red) == 0 && f.Verdict != "pass":
+			out = append(out, fmt.Sprintf("%s should be green, it is %s by %q", f.Scenario, f.Verdict, f.Failed))
+		case len(red) > 0 && f.Verdict != "fail":
+			out = append(out, fmt.Sprintf("%s should be red, it is %s", f.Scenario, f.Verdict))
+		case len(red) > 0:
+			for _, r := range red {
+				for _, check := range r.Checks {
+					if !slices.ContainsFunc(f.Failed, func(name string) bool { return named(check, name) }) {
+						out = append(out, fmt.Sprintf("%s should be red by its check %q, only %q are", f.Scenario, check, f.Failed))
+					}
+				}
 			}
-		}
-	}
-	for _, s := range slices.Sorted(maps.Keys(verdicts)) {
-		if !expected[s] && verdicts[s] != "pass" {
-			out = append(out, fmt.Sprintf("%s should be green, it is %s by %q", s, verdicts[s], failed[s]))
 		}
 	}
 	return out

@@ -30,25 +30,34 @@ func TestBundledDefectsLoad(t *testing.T) {
 }
 
 func TestMissed(t *testing.T) {
-	d := Defect{Red: []Red{{Scenario: "siblings", Checks: []string{"adopted", "no churn"}}}}
+	siblings := []Red{{Scenario: "siblings", Checks: []string{"adopted", "no churn"}}}
+	everyone := []Red{{Scenario: All, Family: "adoption", Except: []string{"bystander"}, Checks: []string{"fleet done"}}, {Scenario: "plain", Checks: []string{"kept"}}}
+	is := func(scenario, verdict string, failed ...string) Finding {
+		return Finding{Family: "adoption", Scenario: scenario, Verdict: verdict, Failed: failed}
+	}
+	elsewhere := is("fresh", "pass")
+	elsewhere.Family = "computeplane"
 	for name, tc := range map[string]struct {
-		verdicts map[string]string
-		failed   map[string][]string
-		want     []string
+		red   []Red
+		found []Finding
+		want  []string
 	}{
-		"caught": {map[string]string{"siblings": "fail", "plain": "pass"},
-			map[string][]string{"siblings": {"adopted t/prod/md0", "no churn of t"}}, nil},
-		"nothing turned red": {map[string]string{"siblings": "pass", "plain": "pass"}, nil,
+		"caught": {siblings, []Finding{is("siblings", "fail", "adopted t/prod/md0", "no churn of t"), is("plain", "pass")}, nil},
+		"nothing turned red": {siblings, []Finding{is("siblings", "pass"), is("plain", "pass")},
 			[]string{"siblings should be red, it is pass"}},
-		"red for another reason": {map[string]string{"siblings": "fail", "plain": "pass"},
-			map[string][]string{"siblings": {"adopted x"}},
+		"red for another reason": {siblings, []Finding{is("siblings", "fail", "adopted x")},
 			[]string{`siblings should be red by its check "no churn", only ["adopted x"] are`}},
-		"too much turned red": {map[string]string{"siblings": "fail", "plain": "inconclusive"},
-			map[string][]string{"siblings": {"adopted", "no churn"}},
+		"a longer name is another check": {siblings, []Finding{is("siblings", "fail", "adopted by the migration x", "no churn of t")},
+			[]string{`siblings should be red by its check "adopted", only ["adopted by the migration x" "no churn of t"] are`}},
+		"too much turned red": {siblings, []Finding{is("siblings", "fail", "adopted", "no churn"), is("plain", "inconclusive")},
 			[]string{`plain should be green, it is inconclusive by []`}},
-		"not run": {map[string]string{"plain": "pass"}, nil, nil},
+		"not run":  {siblings, []Finding{is("plain", "pass")}, nil},
+		"a family": {everyone, []Finding{is("plain", "fail", "fleet done", "kept t"), is("siblings", "fail", "fleet done"), is("bystander", "pass"), elsewhere}, nil},
+		"a family, and not all of it": {everyone, []Finding{is("plain", "fail", "fleet done"), is("siblings", "pass"), is("bystander", "fail", "fleet done")},
+			[]string{`plain should be red by its check "kept", only ["fleet done"] are`, "siblings should be red, it is pass",
+				`bystander should be green, it is fail by ["fleet done"]`}},
 	} {
-		if got := d.Missed(tc.verdicts, tc.failed); !slices.Equal(got, tc.want) {
+		if got := (Defect{Red: tc.red}).Missed(tc.found); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: got %q, want %q", name, got, tc.want)
 		}
 	}

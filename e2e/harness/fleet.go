@@ -58,9 +58,11 @@ func (r *run) populate(ctx context.Context) error {
 		return err
 	}
 	tenants := r.tenants()
-	running := func(ctx context.Context) ([]string, error) { return r.notRunning(ctx, client, tenants) }
+	running := func(broken history.MayFail) func(context.Context) ([]string, error) {
+		return func(ctx context.Context) ([]string, error) { return r.notRunning(ctx, client, tenants, broken) }
+	}
 	if r.restored {
-		return r.progress.until(ctx, "the fleet to run", fleetBound, running)
+		return r.progress.until(ctx, "the fleet to run", fleetBound, running(broken(tenants)))
 	}
 	making, makeCtx := errgroup.WithContext(ctx)
 	making.SetLimit(8)
@@ -72,7 +74,7 @@ func (r *run) populate(ctx context.Context) error {
 	}
 	r.installed.Simulation.SetNudge(true)
 	defer r.installed.Simulation.SetNudge(false)
-	if err := r.progress.until(ctx, "the fleet to run", fleetBound, running); err != nil {
+	if err := r.progress.until(ctx, "the fleet to run", fleetBound, running(nil)); err != nil {
 		return err
 	}
 	edits := 0
@@ -87,7 +89,28 @@ func (r *run) populate(ctx context.Context) error {
 	if edits == 0 {
 		return nil
 	}
-	return r.progress.until(ctx, "the fleet to run as edited", fleetBound, running)
+	return r.progress.until(ctx, "the fleet to run as edited", fleetBound, running(broken(tenants)))
+}
+
+// broken excuses the releases that an edit breaks.
+func broken(tenants []*tenant.Tenant) history.MayFail {
+	breaks := map[history.ReleaseKey]bool{}
+	for _, t := range tenants {
+		for _, e := range t.Edits {
+			if e.Breaks {
+				breaks[history.ReleaseKey{Namespace: e.Namespace, Name: e.Name}] = true
+			}
+		}
+	}
+	return func(namespace, name, _ string) bool {
+		return breaks[history.ReleaseKey{Namespace: namespace, Name: name}]
+	}
+}
+
+// Resume is an act's deed: it resumes the release of a cluster that was suspended.
+func Resume(c *tenant.Cluster) func(context.Context, Upgraded) error {
+	return Change(tenant.Edit{Why: "resumed", APIVersion: helmReleases.GroupVersion().String(), Kind: "HelmRelease",
+		Namespace: c.Tenant.Namespace(), Name: c.Release(), Spec: map[string]any{"suspend": false}})
 }
 
 // Create is an act's deed: it makes a cluster that was declared Late.
@@ -118,15 +141,15 @@ func (r *run) create(ctx context.Context, client dynamic.Interface, t *tenant.Te
 	return nil
 }
 
-// notRunning names what of the fleet is not there yet.
-func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants []*tenant.Tenant) ([]string, error) {
+// notRunning names what of the fleet is not there yet. A broken release is there once it has failed.
+func (r *run) notRunning(ctx context.Context, client dynamic.Interface, tenants []*tenant.Tenant, broken history.MayFail) ([]string, error) {
 	releases, err := client.Resource(helmReleases).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	var waiting []string
 	for _, hr := range releases.Items {
-		why := history.ReleaseWaiting(&hr, nil, nil)
+		why := history.ReleaseWaiting(&hr, nil, broken)
 		if missing := missingKind(&hr, why); missing != "" {
 			return nil, hopeless{fmt.Sprintf("%s; give profile %s its CRD", missing, r.old.Profile.Name)}
 		}

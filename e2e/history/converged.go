@@ -60,7 +60,7 @@ func (r *Rest) note(hr, artifact *unstructured.Unstructured) bool {
 }
 
 // Waiting names what has not come to rest: every HelmRelease has reconciled its generation with its chart's current
-// artifact, to success or for the last time, and every MachineDeployment and MachineSet has been observed.
+// artifact, to success or for the last time, and every MachineDeployment and MachineSet of a Cluster that is there has been observed.
 func (r *Rest) Waiting(ctx context.Context) ([]string, error) {
 	list := func(group, version, resource string) ([]unstructured.Unstructured, error) {
 		gvr := schema.GroupVersionResource{Group: group, Version: version, Resource: resource}
@@ -97,13 +97,23 @@ func (r *Rest) Waiting(ctx context.Context) ([]string, error) {
 			waiting = append(waiting, fmt.Sprintf("HelmRelease %s/%s: %s", hr.GetNamespace(), hr.GetName(), why))
 		}
 	}
+	clusters, err := list("cluster.x-k8s.io", "v1beta1", "clusters")
+	if err != nil {
+		return nil, err
+	}
+	there := map[Ref]bool{}
+	for i := range clusters {
+		there[RefOf("clusters.cluster.x-k8s.io", &clusters[i])] = true
+	}
 	for _, resource := range []string{"machinedeployments", "machinesets"} {
 		items, err := list("cluster.x-k8s.io", "v1beta1", resource)
 		if err != nil {
 			return nil, err
 		}
 		for i := range items {
-			if why := Unobserved(&items[i]); why != "" {
+			// Cluster API does not look at what belongs to no Cluster.
+			name, _, _ := unstructured.NestedString(items[i].Object, "spec", "clusterName")
+			if why := Unobserved(&items[i]); why != "" && there[Ref{"clusters.cluster.x-k8s.io", items[i].GetNamespace(), name}] {
 				waiting = append(waiting, fmt.Sprintf("%s %s/%s: %s", items[i].GetKind(), items[i].GetNamespace(), items[i].GetName(), why))
 			}
 		}

@@ -69,14 +69,18 @@ func TestConvergedOverLiveObjects(t *testing.T) {
 	generation := func(o *unstructured.Unstructured) { o.SetGeneration(1) }
 	ref := ht.Set("spec.chartRef", map[string]any{"kind": "ExternalArtifact", "namespace": "cozy-system", "name": "chart"})
 	digest := ht.Set("status.lastAttemptedRevisionDigest", "sha256:new")
+	of := func(cluster string) func(*unstructured.Unstructured) { return ht.Set("spec.clusterName", cluster) }
 	objects := []runtime.Object{
 		ht.Object("ExternalArtifact", "cozy-system/chart", ht.Set("status.artifact.revision", "1.0.0@sha256:new")),
 		ht.Object("ExternalArtifact", "t/chart", ht.Set("status.artifact.revision", "1.0.0@sha256:wrong")),
 		ht.Object("HelmRelease", "t/good", generation, observed, ready("True", 1, ""), ref, digest),
 		ht.Object("HelmRelease", "t/old", generation, observed, ready("True", 1, ""), ref),
-		ht.Object("MachineDeployment", "t/good", generation, observed),
-		ht.Object("MachineDeployment", "t/fresh", generation),
-		ht.Object("MachineSet", "t/fresh", generation),
+		ht.Object("Cluster", "t/prod"),
+		ht.Object("MachineDeployment", "t/good", generation, observed, of("prod")),
+		ht.Object("MachineDeployment", "t/fresh", generation, of("prod")),
+		ht.Object("MachineSet", "t/fresh", generation, of("prod")),
+		ht.Object("MachineDeployment", "t/of-none", generation, of("none")), // nobody will ever look at it
+		ht.Object("MachineDeployment", "t2/elsewhere", generation, of("prod")),
 	}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists(), objects...)
 	got, err := history.NewRest(client, nil).Waiting(t.Context())
@@ -133,6 +137,8 @@ func lists() map[schema.GroupVersionResource]string {
 			lists[gvr] = "ExternalArtifactList"
 		case "helmreleases":
 			lists[gvr] = "HelmReleaseList"
+		case "clusters":
+			lists[gvr] = "ClusterList"
 		case "machinedeployments":
 			lists[gvr] = "MachineDeploymentList"
 		case "machinesets":

@@ -73,9 +73,14 @@ type Cluster struct {
 	Name   string
 	Pools  []*Pool
 	// Late is a cluster that is not there on the old platform; an act makes it after the upgrade.
-	Late   bool
-	values map[string]any
-	plane  bool // it is the tenant's computeplane
+	Late bool
+	// Unlabelled leaves the application labels out, as older platforms did.
+	Unlabelled bool
+	// NoCluster makes the release one that is labelled as a cluster and is none: suspended, and of a chart that nobody
+	// publishes, so that nothing comes of it whatever the platform.
+	NoCluster bool
+	values    map[string]any
+	plane     bool // it is the tenant's computeplane
 }
 
 // Release is the name of the cluster's HelmRelease, of its Helm release and of its control-plane objects.
@@ -88,12 +93,24 @@ func (c *Cluster) Release() string {
 
 // Edit notes a change to values of the cluster's release, as a JSON merge patch, made past every check of Cozystack's API.
 func (c *Cluster) Edit(why string, values map[string]any) {
-	c.edit(why, map[string]any{"values": values})
+	c.Tenant.Edit(c.edit(why, map[string]any{"values": values}))
 }
 
-func (c *Cluster) edit(why string, spec map[string]any) {
-	c.Tenant.Edit(Edit{Why: why, APIVersion: releaseVersion, Kind: "HelmRelease", Namespace: c.Tenant.Namespace(),
-		Name: c.Release(), Spec: spec})
+// Break notes an edit of the cluster's values, merged into those that it was made with, that the old platform's chart
+// refuses: the cluster's release is left failing.
+func (c *Cluster) Break(why string, values map[string]any) {
+	e := c.edit(why, map[string]any{"values": values})
+	e.Breaks = true
+	c.Tenant.Edit(e)
+}
+
+// Suspend notes that somebody suspends the cluster's release.
+func (c *Cluster) Suspend() {
+	c.Tenant.Edit(c.edit("suspended by hand", map[string]any{"suspend": true}))
+}
+
+func (c *Cluster) edit(why string, spec map[string]any) Edit {
+	return Edit{Why: why, APIVersion: releaseVersion, Kind: "HelmRelease", Namespace: c.Tenant.Namespace(), Name: c.Release(), Spec: spec}
 }
 
 // Pool adds a worker pool of one u1.medium with a disk of 20Gi, unless values say otherwise.
@@ -164,7 +181,8 @@ type Edit struct {
 	Name        string
 	Annotations map[string]any // nil as a value removes the annotation
 	Labels      map[string]any
-	Spec        map[string]any
+	Spec        map[string]any // merged; nil as a value removes the field
+	Breaks      bool           // the object is a HelmRelease, and the old platform fails on it from now on
 }
 
 // Scale notes that the autoscaler gave the pool n machines: it writes nothing but the MachineDeployment's replicas.
@@ -182,6 +200,14 @@ func (p *Pool) edit(why string, spec map[string]any) {
 func (p *Pool) Annotate(kind, why string, annotations map[string]any) {
 	p.Cluster.Tenant.Edit(Edit{Why: why, APIVersion: apiVersions[kind], Kind: kind, Namespace: p.Namespace(),
 		Name: p.Object(), Annotations: annotations})
+}
+
+// Strip takes from one of the pool's objects that carry its name all that tells Helm whose it is.
+func (p *Pool) Strip(kind string) {
+	p.Cluster.Tenant.Edit(Edit{Why: "Helm's metadata removed by hand", APIVersion: apiVersions[kind], Kind: kind,
+		Namespace: p.Namespace(), Name: p.Object(),
+		Annotations: map[string]any{"meta.helm.sh/release-name": nil, "meta.helm.sh/release-namespace": nil},
+		Labels:      map[string]any{"app.kubernetes.io/managed-by": nil}})
 }
 
 const releaseVersion = "helm.toolkit.fluxcd.io/v2"
@@ -238,6 +264,16 @@ func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 		}
 		values["nodeGroups"] = groups
 	}
+	labels := map[string]any{"sharding.fluxcd.io/key": "tenants"}
+	if !c.Unlabelled {
+		labels["apps.cozystack.io/application.kind"] = "Kubernetes"
+		labels["apps.cozystack.io/application.group"] = "apps.cozystack.io"
+		labels["apps.cozystack.io/application.name"] = c.Name
+	}
+	chart := "cozystack-kubernetes-application-kubevirt-kubernetes"
+	if c.NoCluster {
+		chart = "cozystack-no-cluster"
+	}
 	retry := map[string]any{
 		"timeout": "15m", "disableWait": true,
 		"strategy": map[string]any{"name": "RetryOnFailure", "retryInterval": "30s"},
@@ -247,20 +283,13 @@ func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 		"kind":       "HelmRelease",
 		"metadata": map[string]any{
 			"name": c.Release(), "namespace": c.Tenant.Namespace(),
-			"labels": map[string]any{
-				"apps.cozystack.io/application.kind":  "Kubernetes",
-				"apps.cozystack.io/application.group": "apps.cozystack.io",
-				"apps.cozystack.io/application.name":  c.Name,
-				"sharding.fluxcd.io/key":              "tenants",
-			},
+			"labels": labels,
 		},
 		"spec": map[string]any{
 			"interval": "5m", "maxHistory": int64(5),
-			"chartRef": map[string]any{
-				"kind": "ExternalArtifact", "namespace": "cozy-system",
-				"name": "cozystack-kubernetes-application-kubevirt-kubernetes",
-			},
-			"install": retry, "upgrade": retry,
+			"chartRef": map[string]any{"kind": "ExternalArtifact", "namespace": "cozy-system", "name": chart},
+			"suspend":  c.NoCluster,
+			"install":  retry, "upgrade": retry,
 			"valuesFrom": []any{map[string]any{"kind": "Secret", "name": "cozystack-values"}},
 			"values":     values,
 		},

@@ -130,3 +130,55 @@ func TestImplicitAndLate(t *testing.T) {
 		t.Errorf("%d machines, want 3", te.Machines())
 	}
 }
+
+func TestEdits(t *testing.T) {
+	te := New("t")
+	c := te.Cluster("prod")
+	c.Pool("md0", Machines(2)).Strip("MachineDeployment")
+	c.Break("by hand", map[string]any{"nodeGroups": []any{"md0"}})
+	c.Suspend()
+	c.Pool("md1")
+	if te.Machines() != 3 {
+		t.Errorf("%d machines, want 3", te.Machines())
+	}
+	strip, broken, suspend := te.Edits[0], te.Edits[1], te.Edits[2]
+	meta := strip.Patch()["metadata"].(map[string]any)
+	for _, key := range []string{"meta.helm.sh/release-name", "meta.helm.sh/release-namespace"} {
+		if value, removes := meta["annotations"].(map[string]any)[key]; !removes || value != nil {
+			t.Errorf("stripping does not remove annotation %s: %v", key, meta)
+		}
+	}
+	if value, removes := meta["labels"].(map[string]any)["app.kubernetes.io/managed-by"]; !removes || value != nil {
+		t.Errorf("stripping does not remove the label: %v", meta)
+	}
+	if _, touches := strip.Patch()["spec"]; touches || strip.Breaks {
+		t.Errorf("stripping touches more: %+v", strip)
+	}
+	for _, e := range []Edit{broken, suspend} {
+		if e.Object() != "HelmRelease tenant-t/kubernetes-prod" || e.APIVersion != "helm.toolkit.fluxcd.io/v2" || e.Breaks != (e.Why == "by hand") {
+			t.Errorf("edits %s: %+v", e.Object(), e)
+		}
+	}
+	values, _, _ := unstructured.NestedSlice(broken.Patch(), "spec", "values", "nodeGroups")
+	if suspended, _, _ := unstructured.NestedBool(suspend.Patch(), "spec", "suspend"); !suspended || len(values) != 1 {
+		t.Errorf("patches %v and %v", broken.Patch(), suspend.Patch())
+	}
+}
+
+func TestUnusualReleases(t *testing.T) {
+	te := New("t")
+	old, none := te.Cluster("old"), te.Cluster("none")
+	old.Unlabelled, none.NoCluster = true, true
+	kind := func(c *Cluster) string { return c.HelmRelease().GetLabels()["apps.cozystack.io/application.kind"] }
+	suspended := func(c *Cluster) bool {
+		s, _, _ := unstructured.NestedBool(c.HelmRelease().Object, "spec", "suspend")
+		return s
+	}
+	chart := func(c *Cluster) string {
+		s, _, _ := unstructured.NestedString(c.HelmRelease().Object, "spec", "chartRef", "name")
+		return s
+	}
+	if kind(old) != "" || suspended(old) || kind(none) != "Kubernetes" || !suspended(none) || chart(old) == chart(none) {
+		t.Errorf("unlabelled: %v, no cluster: %v", old.HelmRelease(), none.HelmRelease())
+	}
+}

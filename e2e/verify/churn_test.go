@@ -192,6 +192,12 @@ func TestNoChurnNotices(t *testing.T) {
 		wantEvidence(t, verify.NoChurn(gone).Judge(w.Read(t)), verify.Passed)
 		w.Create(ht.CAPI, ht.Object("MachineDeployment", "t/kubernetes-prod-none", ht.Set("spec.clusterName", "kubernetes-prod")))
 		wantEvidence(t, verify.NoChurn(gone).Judge(w.Read(t)), verify.Failed, "MachineDeployment t/kubernetes-prod-none appeared")
+		w = newWorld()
+		idle := ht.Object("MachineDeployment", "t/kubernetes-prod-none", ht.Set("spec.clusterName", "kubernetes-prod"), ht.Set("spec.replicas", int64(0)))
+		w.Create(ht.Helm, idle, ht.Object("KubevirtMachineTemplate", "t/kubernetes-prod-none-0a1b2c"))
+		wantEvidence(t, verify.NoChurn(gone).Judge(w.Read(t)), verify.Passed)
+		w.Update(ht.Human, idle, ht.Set("spec.replicas", int64(1)))
+		wantEvidence(t, verify.NoChurn(gone).Judge(w.Read(t)), verify.Failed, "MachineDeployment t/kubernetes-prod-none scaled: 0 → 1")
 		wrong := md0
 		wrong.Empty = true
 		wantEvidence(t, verify.NoChurn(wrong).Judge(w.Read(t)), verify.Inconclusive)

@@ -23,8 +23,8 @@ func applicationOf(o *unstructured.Unstructured) Application {
 	return Application{labels[applicationLabel+"kind"], labels[applicationLabel+"name"]}
 }
 
-// Labelled claims that in the end the objects' own labels name the application. Quota reads them on VMs' pods.
-func Labelled(objects Objects, a Application) Check {
+// LabelledFor claims that in the end the objects' own labels name the application. Quota reads them on VMs' pods.
+func LabelledFor(objects Objects, a Application) Check {
 	return each("labelled as "+a.String(), objects, func(_ *history.History, _ *history.Lifetime, o *unstructured.Unstructured) []string {
 		if is := applicationOf(o); is != a {
 			return []string{fmt.Sprintf("its labels name application %q, want %q", is, a)}

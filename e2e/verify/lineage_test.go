@@ -15,8 +15,8 @@ func application(kind, name string) func(*unstructured.Unstructured) {
 	return ht.Label("apps.cozystack.io/application.kind", kind, "apps.cozystack.io/application.name", name)
 }
 
-func TestLabelled(t *testing.T) {
-	check := verify.Labelled(verify.Launchers(md0), verify.Application{Kind: "Kubernetes", Name: "prod"})
+func TestLabelledFor(t *testing.T) {
+	check := verify.LabelledFor(verify.Launchers(md0), verify.Application{Kind: "Kubernetes", Name: "prod"})
 	const pod = "Pod t/virt-launcher-kubernetes-prod-md0-abcde-0 "
 	for name, c := range map[string]struct {
 		change []func(*unstructured.Unstructured)
@@ -37,7 +37,7 @@ func TestLabelled(t *testing.T) {
 			wantEvidence(t, check.Judge(w.Read(t)), verdict, c.want...)
 		})
 	}
-	wantEvidence(t, verify.Labelled(verify.Launchers(verify.Subject{Namespace: "t", Cluster: "none"}), verify.Application{}).Judge(newWorld().Read(t)), verify.Inconclusive)
+	wantEvidence(t, verify.LabelledFor(verify.Launchers(verify.Subject{Namespace: "t", Cluster: "none"}), verify.Application{}).Judge(newWorld().Read(t)), verify.Inconclusive)
 }
 
 func TestCountedFor(t *testing.T) {

@@ -69,3 +69,27 @@ func ChartsAfterMigration() Check {
 		return found, doubt
 	})
 }
+
+// Inert claims that the subject's MachineDeployments never asked for a machine, and that none was ever there, nor a VM.
+func Inert(s Subject) Check {
+	return newCheck("inert "+s.String(), never, func(h *history.History) (found []Evidence, doubt string) {
+		doubt = s.String() + " has no MachineDeployment: there is nothing that could ask for a machine"
+		for _, l := range h.Lifetimes(machineDeployments, machines, kubevirtMachines, virtualMachines, instances) {
+			if !s.Selects(h, l) {
+				continue
+			}
+			if l.Resource != machineDeployments {
+				found = append(found, of(h, l.Events[0], "is there"))
+				continue
+			}
+			doubt = ""
+			for _, e := range l.Events {
+				if n := text(e.Object, "spec", "replicas"); n != "0" {
+					found = append(found, of(h, e, "wants "+quoted(n)+" as replicas, not 0"))
+					break
+				}
+			}
+		}
+		return found, doubt
+	})
+}

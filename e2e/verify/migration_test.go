@@ -161,3 +161,41 @@ func TestChartsAfterMigration(t *testing.T) {
 		t.Errorf("the hook never ended: %+v", r)
 	}
 }
+
+func TestInert(t *testing.T) {
+	check := verify.Inert(verify.Subject{Namespace: "shop"})
+	deployment := func(replicas int64) *unstructured.Unstructured {
+		return ht.Object("MachineDeployment", "shop/kubernetes-shop-md0", ht.Set("spec.replicas", replicas))
+	}
+	for name, c := range map[string]struct {
+		happens func(b *ht.Builder)
+		want    []string
+		doubt   string
+	}{
+		"asks for none": {func(b *ht.Builder) { b.Create(ht.Helm, deployment(0)) }, nil, ""},
+		"asks for one": {func(b *ht.Builder) { b.Create(ht.Helm, deployment(1)) },
+			[]string{"MachineDeployment shop/kubernetes-shop-md0 wants 1 as replicas, not 0"}, ""},
+		"asked for one for a while": {func(b *ht.Builder) {
+			md := deployment(0)
+			b.Create(ht.Helm, md).Update(ht.Human, md, ht.Set("spec.replicas", int64(1))).Update(ht.Human, md, ht.Set("spec.replicas", int64(0)))
+		}, []string{"MachineDeployment shop/kubernetes-shop-md0 wants 1 as replicas, not 0"}, ""},
+		"says nothing": {func(b *ht.Builder) { b.Create(ht.Helm, ht.Object("MachineDeployment", "shop/kubernetes-shop-md0")) },
+			[]string{"MachineDeployment shop/kubernetes-shop-md0 wants nothing as replicas, not 0"}, ""},
+		"got machines": {func(b *ht.Builder) {
+			b.Create(ht.Helm, deployment(0)).Create(ht.CAPI, ht.Object("Machine", "shop/m"))
+			b.Create(ht.CAPK, ht.Object("KubevirtMachine", "shop/m"), ht.Object("VirtualMachine", "shop/m"), ht.Object("VirtualMachineInstance", "shop/m"))
+		}, []string{"Machine shop/m is there", "KubevirtMachine shop/m is there", "VirtualMachine shop/m is there", "VirtualMachineInstance shop/m is there"}, ""},
+		"another tenant's": {func(b *ht.Builder) { b.Create(ht.Helm, deployment(0)).Create(ht.CAPI, ht.Object("Machine", "t/m")) }, nil, ""},
+		"nothing there":    {func(*ht.Builder) {}, nil, "shop has no MachineDeployment: there is nothing that could ask for a machine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := ht.New().Mark(history.PhaseUpgrade)
+			c.happens(b)
+			r := check.Judge(b.Read(t))
+			wantEvidence(t, r, verdictOf(c.want, c.doubt), c.want...)
+			if r.Reason != c.doubt {
+				t.Errorf("reason %q, want %q", r.Reason, c.doubt)
+			}
+		})
+	}
+}

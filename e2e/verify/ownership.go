@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -129,6 +130,18 @@ func NotAdopted(objects Objects, release history.ReleaseKey) Check {
 		}
 		if r := h.Deployed(release); r != nil && r.Has(o) {
 			why = append(why, fmt.Sprintf("the stored manifest of %s revision %d holds it", r.Name, r.Revision))
+		}
+		return why
+	})
+}
+
+// Labelled claims that in the end the objects carry the labels.
+func Labelled(objects Objects, labels map[string]string) Check {
+	return each("labelled", objects, func(_ *history.History, _ *history.Lifetime, o *unstructured.Unstructured) (why []string) {
+		for _, key := range slices.Sorted(maps.Keys(labels)) {
+			if is := o.GetLabels()[key]; is != labels[key] {
+				why = append(why, fmt.Sprintf("label %s is %q, not %q", key, is, labels[key]))
+			}
 		}
 		return why
 	})

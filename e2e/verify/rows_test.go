@@ -139,6 +139,20 @@ func TestPinnedKeptNotAdoptedFieldKept(t *testing.T) {
 	}
 }
 
+func TestLabelled(t *testing.T) {
+	hr := ht.Object("HelmRelease", "t/r")
+	b := ht.New().Baseline(hr).Update(ht.Migration, hr, ht.Label("kind", "Kubernetes", "name", "prod", "own", "x"))
+	h := b.Read(t)
+	judge := func(labels map[string]string) verify.Result {
+		return verify.Labelled(verify.These(ht.Ref(hr)), labels).Judge(h)
+	}
+	wantEvidence(t, judge(map[string]string{"kind": "Kubernetes", "name": "prod"}), verify.Passed)
+	wantEvidence(t, judge(map[string]string{"kind": "Kubernetes", "name": "eu", "group": "g"}), verify.Failed,
+		`HelmRelease t/r label group is "", not "g"`, `HelmRelease t/r label name is "prod", not "eu"`)
+	wantEvidence(t, verify.Labelled(verify.These(history.Ref{Resource: "pods", Namespace: "t", Name: "x"}), nil).Judge(h), verify.Failed, "pods t/x was never there")
+	wantEvidence(t, verify.Labelled(verify.These(), nil).Judge(h), verify.Inconclusive)
+}
+
 func TestTemplateUnchanged(t *testing.T) {
 	check := verify.TemplateUnchanged(md0)
 	w := newWorld()

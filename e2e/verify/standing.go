@@ -31,7 +31,7 @@ func Converged(s Subject, mayFail history.MayFail) Check {
 				if excused := history.ReleaseWaiting(hr, nil, mayFail) == "" && history.ReleaseWaiting(hr, nil, nil) != ""; excused {
 					continue
 				}
-				if kind == "ExternalArtifact" && artifact == nil {
+				if kind == "ExternalArtifact" && artifact == nil && text(hr, "spec", "suspend") != "true" {
 					found = append(found, lastOf(h, l, fmt.Sprintf("its chart's source ExternalArtifact %s/%s is not there", ns, name)))
 				} else if why := history.ReleaseWaiting(hr, artifact, mayFail); why != "" {
 					found = append(found, lastOf(h, l, why))

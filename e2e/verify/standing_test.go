@@ -45,10 +45,10 @@ func TestEveryCheckIsInconclusiveOverARecordWithAGap(t *testing.T) {
 	for _, c := range []verify.Check{
 		verify.NoChurn(md0), verify.Converged(md0, nil), verify.Isolated(md0, large), verify.Untouched("t"), verify.FleetDone(57),
 		verify.Owned(objects, key, md0.ClusterRelease()), verify.Annotated(objects, key), verify.Pinned(objects), verify.Kept(objects), verify.NotAdopted(objects, key),
-		verify.FieldIs(objects, "1", "spec", "replicas"), verify.SpecKept(objects), verify.Labelled(objects, verify.Application{}),
+		verify.FieldIs(objects, "1", "spec", "replicas"), verify.SpecKept(objects), verify.LabelledFor(objects, verify.Application{}),
 		verify.CountedFor(objects, verify.Application{}), verify.CertSANs(md0), verify.Rolling(md0),
 		verify.FieldKept(objects, "spec"), verify.TemplateUnchanged(md0), verify.ValuesCarried(key, nil), verify.ValuesDeclared(key),
-		verify.Before(history.PhaseMigrated, verify.Annotated(objects, key)), verify.AdoptedFirst(objects, key), verify.ChartsAfterMigration(),
+		verify.Before(history.PhaseMigrated, verify.Annotated(objects, key)), verify.AdoptedFirst(objects, key), verify.Inert(verify.Subject{Namespace: "none"}), verify.Labelled(objects, nil), verify.ChartsAfterMigration(),
 		verify.LogLine("migration", anybody, 1), verify.NoWritesBy(anybody, objects), verify.NeverThere(history.Ref{Resource: "pods", Name: "x"}),
 	} {
 		if r := c.Judge(h); r.Verdict != verify.Inconclusive || !strings.Contains(r.Reason, "lost") {
@@ -108,6 +108,7 @@ func TestConverged(t *testing.T) {
 		"no source":             {ht.New().Baseline(release("t/kubernetes-prod")), nil, verify.Failed, []string{"HelmRelease t/kubernetes-prod its chart's source ExternalArtifact cozy-system/chart is not there"}},
 		"no source as expected": {ht.New().Baseline(release("t/kubernetes-prod", failed)), func(_, _, message string) bool { return message == "refused" }, verify.Passed, nil},
 		"no source, Ready":      {ht.New().Baseline(release("t/kubernetes-prod")), func(_, _, message string) bool { return true }, verify.Failed, []string{"HelmRelease t/kubernetes-prod its chart's source ExternalArtifact cozy-system/chart is not there"}},
+		"no source, suspended":  {ht.New().Baseline(release("t/kubernetes-prod", ht.Set("spec.suspend", true))), nil, verify.Passed, nil},
 		"no release":            {published(ht.New()).Baseline(release("t/kubernetes-other")), nil, verify.Inconclusive, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,6 +37,7 @@ func ForeignOwner() harness.Scenario {
 			named("pinned", s, verify.Pinned(verify.PoolObjects(s))),
 			named("kept", s, verify.Kept(verify.PoolObjects(s))),
 			named("siblings adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(siblings, s.PoolRelease()))),
+			named("siblings adopted before their release was made", s, verify.AdoptedFirst(siblings, s.PoolRelease())),
 			named("siblings annotated", s, verify.Annotated(siblings, s.PoolRelease())),
 			named("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*somebody-else`), 1)),
 			verify.TemplateUnchanged(s),

@@ -1,17 +1,22 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"cozystack.io/upgrade-e2e/e2e/defects"
 	"cozystack.io/upgrade-e2e/e2e/harness"
@@ -33,10 +38,13 @@ type row struct {
 
 func defectsCommand() *cobra.Command {
 	var f runFlags
-	var number int
+	var number, parallel int
 	cmd := &cobra.Command{Use: "defects", Short: "Plant each defect, run, and print what turned red", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out := cmd.OutOrStdout()
+			if _, err := choose("", f.tags, nil); err != nil {
+				return err
+			}
 			root, artifacts, err := f.prepare(cmd.Context(), out)
 			if err != nil {
 				return err
@@ -50,20 +58,21 @@ func defectsCommand() *cobra.Command {
 					return harness.UsageError{Line: fmt.Sprintf("there is no defect %d in fixtures/defects", number)}
 				}
 			}
+			all = slices.DeleteFunc(all, func(d defects.Defect) bool {
+				if d.Awaits == "" || number != 0 {
+					return false
+				}
+				fmt.Fprintf(out, "defect %s is left out: it awaits %s\n", d, d.Awaits)
+				return true
+			})
 			dir := filepath.Join(artifacts, harness.RunID("defects"))
-			var rows []row
-			for _, d := range all {
-				if d.Awaits != "" && number == 0 {
-					fmt.Fprintf(out, "defect %s is left out: it awaits %s\n", d, d.Awaits)
-					continue
-				}
-				r, err := f.plant(cmd, root, filepath.Join(dir, fmt.Sprintf("%02d-%s", d.Number, d.Name)), d)
-				if err != nil {
-					return err
-				}
-				rows = append(rows, r)
+			begin := time.Now()
+			rows, err := f.plantAll(cmd.Context(), root, dir, all, cmp.Or(parallel, roomFor(runtime.NumCPU())), out)
+			if err != nil {
+				return err
 			}
 			matrix(out, rows)
+			fmt.Fprintf(out, "%d defects in %.0f s\n", len(rows), time.Since(begin).Seconds())
 			if err := writeJSON(filepath.Join(dir, "defects.json"), rows); err != nil {
 				return err
 			}
@@ -79,27 +88,92 @@ func defectsCommand() *cobra.Command {
 			return nil
 		}}
 	cmd.Flags().IntVar(&number, "defect", 0, "only this one")
+	cmd.Flags().IntVar(&parallel, "parallel", 0, "how many at a time (one per core, as far as there are 5 GiB of memory for each)")
+	cmd.Flags().StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all); some mistakes show in one tenant only because of another")
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
 	cmd.Flags().StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
 	f.provider, f.snapshots = "embedded", true
 	return cmd
 }
 
+// roomFor is how many of n runs have room in memory at a time, at least one. A run of a whole family takes some 4 GiB.
+func roomFor(n int) int {
+	const each = 5 << 20 // KiB
+	info, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 1
+	}
+	for line := range strings.Lines(string(info)) {
+		var kib int
+		if k, err := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); err == nil && k == 1 {
+			return max(1, min(n, kib/each))
+		}
+	}
+	return 1
+}
+
+// plantAll runs the families with one defect each, several at a time. What a run prints goes to run.log in its folder. The first
+// defect of a family runs alone: it makes the snapshot that the others start from.
+func (f runFlags) plantAll(ctx context.Context, root, dir string, all []defects.Defect, parallel int, out io.Writer) ([]row, error) {
+	rows := make([]row, len(all))
+	said := sync.Mutex{}
+	do := func(ctx context.Context, i int) (err error) {
+		rows[i], err = f.plant(ctx, root, filepath.Join(dir, fmt.Sprintf("%02d-%s", all[i].Number, all[i].Name)), all[i])
+		if err != nil {
+			return fmt.Errorf("defect %s: %w", all[i], err)
+		}
+		said.Lock()
+		defer said.Unlock()
+		fmt.Fprintf(out, "defect %s: %s in %.0f s\n", all[i], map[bool]string{true: "as it must be", false: "NOT as it must be"}[len(rows[i].Missed) == 0], rows[i].Seconds)
+		return nil
+	}
+	var rest []int
+	begun := map[string]bool{}
+	for i, d := range all {
+		if begun[d.Family] {
+			rest = append(rest, i)
+			continue
+		}
+		begun[d.Family] = true
+		fam, err := family(d.Family)
+		if err != nil {
+			return nil, err
+		}
+		if err := compile(ctx, root, fam); err != nil {
+			return nil, err
+		}
+		if err := do(ctx, i); err != nil {
+			return nil, err
+		}
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallel)
+	for _, i := range rest {
+		g.Go(func() error { return do(gctx, i) })
+	}
+	return rows, g.Wait()
+}
+
 // plant runs the defect's family with it in the bundled platform.
-func (f runFlags) plant(cmd *cobra.Command, root, dir string, d defects.Defect) (row, error) {
-	out := cmd.OutOrStdout()
+func (f runFlags) plant(ctx context.Context, root, dir string, d defects.Defect) (row, error) {
 	fam, err := family(d.Family)
 	if err != nil {
 		return row{}, err
 	}
-	fmt.Fprintf(out, "\ndefect %s: %s\n", d, d.Plants)
-	variable := map[string]string{"old": harness.EnvOldOverlay, "new": harness.EnvNewOverlay}[d.Tree]
-	if err := os.Setenv(variable, d.Diff); err != nil {
+	planted := map[string]string{"old": harness.EnvOldOverlay, "new": harness.EnvNewOverlay}[d.Tree] + "=" + d.Diff
+	if d.Harness.PublishBeforeHook {
+		planted = harness.EnvPublishFirst + "=1"
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return row{}, err
 	}
-	defer os.Unsetenv(variable)
+	log, err := os.Create(filepath.Join(dir, "run.log"))
+	if err != nil {
+		return row{}, err
+	}
+	defer log.Close()
 	begin := time.Now()
-	doc, err := f.runAll(cmd.Context(), root, dir, []harness.Family{fam}, out)
+	doc, err := f.runFamily(ctx, root, dir, fam, log, planted)
 	if err != nil {
 		return row{}, err
 	}
@@ -109,6 +183,7 @@ func (f runFlags) plant(cmd *cobra.Command, root, dir string, d defects.Defect) 
 func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row {
 	r := row{Number: d.Number, Name: d.Name, Family: d.Family, Plants: d.Plants, Seconds: took.Seconds(),
 		Verdict: map[string]string{}, Failed: map[string][]string{}}
+	var found []defects.Finding
 	for _, run := range doc.Runs {
 		if run.Reason != "" {
 			r.Missed = append(r.Missed, fmt.Sprintf("the run of %s could not be judged: %s", run.Family, run.Reason))
@@ -120,9 +195,10 @@ func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row 
 					r.Failed[s.Tag] = append(r.Failed[s.Tag], c.Name)
 				}
 			}
+			found = append(found, defects.Finding{Family: run.Family, Scenario: s.Tag, Verdict: string(s.Verdict), Failed: r.Failed[s.Tag]})
 		}
 	}
-	r.Missed = append(r.Missed, d.Missed(r.Verdict, r.Failed)...)
+	r.Missed = append(r.Missed, d.Missed(found)...)
 	return r
 }
 

@@ -141,6 +141,9 @@ func (f runFlags) runAll(ctx context.Context, root, dir string, chosen []harness
 		if len(chosen) > 1 {
 			to = filepath.Join(dir, fam.Name)
 		}
+		if err := compile(ctx, root, fam); err != nil {
+			return report.Document{}, err
+		}
 		doc, err := f.runFamily(ctx, root, to, fam, out)
 		if err != nil {
 			return report.Document{}, err
@@ -155,14 +158,22 @@ func (f runFlags) runAll(ctx context.Context, root, dir string, chosen []harness
 	return doc, doc.Write(dir)
 }
 
-// runFamily builds and runs the test binary of one family in a run folder, and reads its verdict.
-func (f runFlags) runFamily(ctx context.Context, root, dir string, fam harness.Family, out io.Writer) (report.Document, error) {
-	binary := filepath.Join(root, "bin", fam.Name+".test")
-	compile := exec.CommandContext(ctx, "go", "test", "-c", "-o", binary, "./scenarios/"+fam.Name)
-	compile.Dir = root
-	if output, err := compile.CombinedOutput(); err != nil {
-		return report.Document{}, harness.UsageError{Line: fmt.Sprintf("build scenarios/%s: %v: %s", fam.Name, err, lastLine(output))}
+// compile builds the test binary of one family.
+func compile(ctx context.Context, root string, fam harness.Family) error {
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", binary(root, fam), "./scenarios/"+fam.Name)
+	cmd.Dir = root
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return harness.UsageError{Line: fmt.Sprintf("build scenarios/%s: %v: %s", fam.Name, err, lastLine(output))}
 	}
+	return nil
+}
+
+func binary(root string, fam harness.Family) string {
+	return filepath.Join(root, "bin", fam.Name+".test")
+}
+
+// runFamily runs the test binary of one family in a run folder, with more variables in its environment, and reads its verdict.
+func (f runFlags) runFamily(ctx context.Context, root, dir string, fam harness.Family, out io.Writer, env ...string) (report.Document, error) {
 	args := []string{"-test.timeout=0"}
 	for _, tag := range f.tags {
 		if fam.Has(tag) {
@@ -174,9 +185,10 @@ func (f runFlags) runFamily(ctx context.Context, root, dir string, fam harness.F
 			args = append(args, "--skip-labels=tag="+tag)
 		}
 	}
-	test := exec.Command(binary, args...)
+	test := exec.Command(binary(root, fam), args...)
 	test.Dir = filepath.Join(root, "scenarios", fam.Name)
 	test.Env = append(os.Environ(), harness.EnvDir+"="+dir)
+	test.Env = append(test.Env, env...)
 	if f.keep {
 		test.Env = append(test.Env, harness.EnvKeep+"=1")
 	}
@@ -184,7 +196,7 @@ func (f runFlags) runFamily(ctx context.Context, root, dir string, fam harness.F
 	// An interrupt goes on to the run, which cleans up and reports; only then do we leave.
 	test.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := test.Start(); err != nil {
-		return report.Document{}, fmt.Errorf("run %s: %w", binary, err)
+		return report.Document{}, fmt.Errorf("run scenarios/%s: %w", fam.Name, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = test.Process.Signal(syscall.SIGINT) })
 	defer stop()

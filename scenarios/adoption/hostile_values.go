@@ -1,0 +1,49 @@
+package adoption
+
+import (
+	"regexp"
+
+	"cozystack.io/upgrade-e2e/e2e/harness"
+	"cozystack.io/upgrade-e2e/e2e/tenant"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// HostileValues has every shape of nodeGroups and of a group that no pool can be made of. The old platform took some of
+// them; the others stand in a live release that fails since somebody edited it.
+func HostileValues() harness.Scenario {
+	t := tenant.New("hostile")
+	array := t.Cluster("array")
+	text := t.Cluster("text")
+	null := t.Cluster("null", tenant.Set("nodeGroups", nil)) // to the old chart the same as none: md0
+	groups := t.Cluster("groups")
+
+	healthy := groups.Pool("md0")
+	pools := []*tenant.Pool{
+		array.Pool("md0", tenant.Machines(0)),
+		text.Pool("md0", tenant.Machines(0)),
+		null.Pool("md0", tenant.Machines(0)),
+		groups.Pool("flat", tenant.Machines(0)),
+		groups.Pool("nested", tenant.Machines(0), tenant.Set("maxReplicas", map[string]any{"a": int64(1)})), // 0 to the old chart
+		groups.Pool("a.b", tenant.Machines(0)),
+	}
+	array.Break("nodeGroups an array", map[string]any{"nodeGroups": []any{"md0"}})
+	text.Break("nodeGroups a string", map[string]any{"nodeGroups": "md0"})
+	edit := map[string]any{"flat": "u1.medium"}
+	keys := []string{"My_Pool", "my pool", "dash-"}
+	for _, key := range keys {
+		edit[key] = map[string]any{"minReplicas": int64(0)}
+	}
+	groups.Break("a group a string, keys that are no names", map[string]any{"nodeGroups": edit})
+
+	checks := append(adopted(healthy), leftAlone(pools...)...)
+	for _, key := range keys {
+		checks = append(checks, named("warned of "+key, verify.Subject{Namespace: t.Namespace(), Cluster: groups.Name},
+			verify.LogLine("migration", regexp.MustCompile(`WARNING.*\bgroups\b.*\b`+key), 1)))
+	}
+	return harness.Scenario{
+		Tag:    "hostile-values",
+		Line:   "nodeGroups an array, a string, null; groups and keys that are none: pinned, skipped and named; a sane pool beside them adopted",
+		Given:  []*tenant.Tenant{t},
+		Checks: checks,
+	}
+}
