@@ -257,7 +257,7 @@ func (t *Tenant) Objects(secret, values string) []*unstructured.Unstructured {
 // HelmRelease is the cluster as Cozystack's aggregated API would store it; of a computeplane, the tenant's module.
 func (c *Cluster) HelmRelease() *unstructured.Unstructured {
 	values := maps.Clone(c.values)
-	if _, set := values["nodeGroups"]; !set {
+	if _, set := values["nodeGroups"]; !set && !c.NoCluster {
 		groups := map[string]any{}
 		for _, p := range c.Pools {
 			groups[p.Name] = p.values

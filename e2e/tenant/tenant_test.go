@@ -181,4 +181,9 @@ func TestUnusualReleases(t *testing.T) {
 	if kind(old) != "" || suspended(old) || kind(none) != "Kubernetes" || !suspended(none) || chart(old) == chart(none) {
 		t.Errorf("unlabelled: %v, no cluster: %v", old.HelmRelease(), none.HelmRelease())
 	}
+	for c, want := range map[*Cluster]bool{old: true, none: false} {
+		if _, has, _ := unstructured.NestedMap(c.HelmRelease().Object, "spec", "values", "nodeGroups"); has != want {
+			t.Errorf("%s has nodeGroups: %v", c.Name, has)
+		}
+	}
 }
