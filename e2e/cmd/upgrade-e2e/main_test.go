@@ -95,7 +95,8 @@ func TestARunThatBrokeOffIsNoCaughtDefect(t *testing.T) {
 
 // proven says for checks that no defect turns red why they are believed.
 var proven = map[string]string{
-	"record": "it is about the recorder and the settling, not about the platform; package verify's tests break a record in every way",
+	"record":  "it is about the recorder and the settling, not about the platform; package verify's tests break a record in every way",
+	"rolling": "it is about the row: without a rollout under way there is nothing to prove",
 }
 
 // A check that no planted mistake turns red proves nothing.
@@ -121,6 +122,30 @@ func TestEveryCheckIsTurnedRedByADefect(t *testing.T) {
 				t.Errorf("%s: no defect turns check %q red", f.Name, kind)
 			case red[kind] && proven[kind] != "":
 				t.Errorf("%s: check %q is turned red, and is excused too", f.Name, kind)
+			}
+		}
+	}
+}
+
+// A defect that speaks of a scenario which is not there would never be missed.
+func TestDefectsSpeakOfScenariosThatAreThere(t *testing.T) {
+	all, err := defects.Load("../../../fixtures/defects")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{defects.All: true, "": true}
+	for _, f := range families() {
+		known[f.Name] = true
+		for _, tag := range f.Tags() {
+			known[tag] = true
+		}
+	}
+	for _, d := range all {
+		for _, r := range d.Red {
+			for _, name := range append(slices.Clone(r.Except), r.Scenario, r.Family) {
+				if d.Awaits == "" && !known[name] {
+					t.Errorf("defect %s: there is no scenario or family %q", d, name)
+				}
 			}
 		}
 	}
