@@ -47,7 +47,7 @@ e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
 tools: command ## build the programs that a cluster consists of (some 20 minutes on 2 cores, once)
 	@$(CMD) tools
 
-test: tools unit ## unit tests with the race detector, and one embedded run
+test: tools unit ## unit tests with the race detector, and one embedded run per family
 	@$(CMD) run
 
 unit: ## unit tests with the race detector
