@@ -30,14 +30,15 @@ func adopted(pools ...*tenant.Pool) []verify.Check {
 	return checks
 }
 
-// leftAlone claims of each pool that its objects are the same as before, pinned, and belong to whom they belonged to; and
-// that it got no release.
+// leftAlone claims of each pool that its objects are the same as before, pinned, and belong to whom they belonged to; that
+// it got no release; and that the migration said so.
 func leftAlone(pools ...*tenant.Pool) []verify.Check {
 	var checks []verify.Check
 	for _, p := range pools {
 		s := subject(p)
 		checks = append(append(checks, named("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
-			named("no release", s, verify.NeverThere(helmRelease(p.Namespace(), p.Release())))), unchanged(s)...)
+			named("no release", s, verify.NeverThere(helmRelease(p.Namespace(), p.Release()))),
+			named("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*\b`+p.Name+`\b`), 1))), unchanged(s)...)
 	}
 	return checks
 }
