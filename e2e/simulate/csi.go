@@ -4,11 +4,17 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,19 +37,48 @@ var csiStandIn = standIn{
 		allow("", []string{"persistentvolumeclaims/status"}, "patch"),
 		allow("storage.k8s.io", []string{"storageclasses", "csidrivers"}, "get", "list", "watch"),
 		allow("storage.k8s.io", []string{"csidrivers"}, "create"),
+		allow("", []string{"pods"}, "get", "list", "watch"),
+		allow("", []string{"events"}, "create", "patch"),
+		allow("snapshot.storage.k8s.io", []string{"volumesnapshots", "volumesnapshotclasses"}, "get", "list", "watch"),
+		allow("snapshot.storage.k8s.io", []string{"volumesnapshots/status"}, "patch"),
+		allow("snapshot.storage.k8s.io", []string{"volumesnapshotcontents"}, "get", "list", "watch", "create", "delete"),
 	},
 	setup: setupCSI,
 }
 
-// csi plays the CSI drivers of all StorageClasses: provisioner, resizer and the CSIDriver object. A volume is nothing
-// but its PersistentVolume. Binding is the real controller-manager's work, WaitForFirstConsumer the real scheduler's.
-type csi struct{ client client.Client }
+// csi plays the CSI drivers of all StorageClasses: provisioner, resizer, snapshotter and the CSIDriver object. A volume
+// is nothing but its PersistentVolume; the handle says what it was made from. Binding is the real controller-manager's
+// work, WaitForFirstConsumer the real scheduler's.
+type csi struct {
+	client client.Client
+	events record.EventRecorder
+}
+
+// noDriverKey is the annotation of a StorageClass whose driver is not to be registered.
+const noDriverKey = "upgrade-e2e/no-csi-driver"
 
 func setupCSI(_ *Simulation, mgr manager.Manager) error {
-	c := &csi{client: mgr.GetClient()}
+	set, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return err
+	}
+	broadcaster := record.NewBroadcaster()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: set.CoreV1().Events("")})
+	c := &csi{client: mgr.GetClient(), events: broadcaster.NewRecorder(scheme, corev1.EventSource{Component: "external-provisioner"})}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-claims").For(&corev1.PersistentVolumeClaim{}).
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(c.claimsOfClass)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(claimsOfUser)).
 		Complete(reconcile.Func(c.claim)); err != nil {
+		return err
+	}
+	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-snapshots").For(object(snapshotKind)).
+		Watches(object(snapshotClassKind), handler.EnqueueRequestsFromMapFunc(nobody)).
+		Complete(reconcile.Func(c.snapshot)); err != nil {
+		return err
+	}
+	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-contents").For(object(snapshotContentKind)).
+		Watches(object(snapshotKind), handler.EnqueueRequestsFromMapFunc(contentOf)).
+		Complete(reconcile.Func(c.content)); err != nil {
 		return err
 	}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-volumes").For(&corev1.PersistentVolume{}).
@@ -81,16 +116,17 @@ func (c *csi) claim(ctx context.Context, req ctrl.Request) (ctrl.Result, error) 
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if pv := provision(pvc, class); pv != nil {
-		if source := volumeSource(pvc); source != "" {
-			from := &corev1.PersistentVolumeClaim{}
-			if err := c.client.Get(ctx, client.ObjectKey{Namespace: pvc.Namespace, Name: source}, from); err != nil {
-				return ctrl.Result{}, fmt.Errorf("source of claim %s: %w", key(pvc), err)
-			}
-			pv.Spec.CSI.VolumeHandle = "clone-of-" + from.Spec.VolumeName + "-" + pv.Spec.CSI.VolumeHandle
+		from, err := c.origin(ctx, pvc)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if from != "" {
+			pv.Spec.CSI.VolumeHandle = from + "-" + pv.Spec.CSI.VolumeHandle
 		}
 		if err := c.client.Create(ctx, pv); client.IgnoreAlreadyExists(err) != nil {
 			return ctrl.Result{}, fmt.Errorf("provision claim %s: %w", key(pvc), err)
 		}
+		c.events.Eventf(pvc, corev1.EventTypeNormal, "ProvisioningSucceeded", "Successfully provisioned volume %s", pv.Name)
 		return ctrl.Result{}, nil
 	}
 	return ctrl.Result{}, c.grow(ctx, pvc, class)
@@ -134,12 +170,128 @@ func waits(class *storagev1.StorageClass) bool {
 	return ptr.Deref(class.VolumeBindingMode, storagev1.VolumeBindingImmediate) == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// volumeSource is the claim that a claim is cloned from by the driver, "" for none.
-func volumeSource(pvc *corev1.PersistentVolumeClaim) string {
-	if s := pvc.Spec.DataSource; s != nil && s.Kind == "PersistentVolumeClaim" {
-		return s.Name
+// origin says what a claim's volume is made from, as the beginning of its handle: another claim's volume, a snapshot,
+// nothing.
+func (c *csi) origin(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (string, error) {
+	source := pvc.Spec.DataSource
+	if source == nil {
+		return "", nil
 	}
-	return ""
+	name := client.ObjectKey{Namespace: pvc.Namespace, Name: source.Name}
+	switch source.Kind {
+	case claimKindName:
+		from := &corev1.PersistentVolumeClaim{}
+		if err := c.client.Get(ctx, name, from); err != nil {
+			return "", fmt.Errorf("source of claim %s: %w", key(pvc), err)
+		}
+		if from.Spec.VolumeName == "" {
+			return "", fmt.Errorf("source of claim %s: claim %s has no volume", key(pvc), from.Name)
+		}
+		return "clone-of-" + from.Spec.VolumeName, nil
+	case snapshotName:
+		snapshot := object(snapshotKind)
+		if err := c.client.Get(ctx, name, snapshot); err != nil {
+			return "", fmt.Errorf("source of claim %s: %w", key(pvc), err)
+		}
+		if !truth(snapshot, "status", "readyToUse") {
+			return "", fmt.Errorf("source of claim %s: snapshot %s is not ready", key(pvc), source.Name)
+		}
+		return "restore-of-" + text(snapshot, "status", "boundVolumeSnapshotContentName"), nil
+	}
+	return "", nil
+}
+
+// snapshot takes the snapshot of a claim whose VolumeSnapshotClass is of its volume's driver.
+func (c *csi) snapshot(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	snapshot := object(snapshotKind)
+	if err := c.client.Get(ctx, req.NamespacedName, snapshot); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if _, done, _ := unstructured.NestedMap(snapshot.Object, "status"); done || snapshot.GetDeletionTimestamp() != nil {
+		return ctrl.Result{}, nil
+	}
+	class, pvc, pv := object(snapshotClassKind), &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	for _, read := range []struct {
+		from client.ObjectKey
+		to   client.Object
+	}{
+		{client.ObjectKey{Name: text(snapshot, "spec", "volumeSnapshotClassName")}, class},
+		{client.ObjectKey{Namespace: req.Namespace, Name: text(snapshot, "spec", "source", "persistentVolumeClaimName")}, pvc},
+	} {
+		if err := c.client.Get(ctx, read.from, read.to); err != nil {
+			return ctrl.Result{}, client.IgnoreNotFound(err) // no such class or claim: nobody answers
+		}
+	}
+	if pvc.Spec.VolumeName == "" {
+		return ctrl.Result{RequeueAfter: pollEvery}, nil
+	}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: pvc.Spec.VolumeName}, pv); err != nil {
+		return ctrl.Result{}, err
+	}
+	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != text(class, "driver") {
+		return ctrl.Result{}, nil
+	}
+	name, size := "snapcontent-"+string(snapshot.GetUID()), pvc.Status.Capacity[corev1.ResourceStorage]
+	content := object(snapshotContentKind)
+	content.SetName(name)
+	set(content, map[string]any{
+		"driver": pv.Spec.CSI.Driver, "deletionPolicy": orElse(text(class, "deletionPolicy"), "Delete"),
+		"volumeSnapshotClassName": class.GetName(), "sourceVolumeMode": string(volumeMode(pv.Spec.VolumeMode)),
+		"source":            map[string]any{"volumeHandle": pv.Spec.CSI.VolumeHandle},
+		"volumeSnapshotRef": map[string]any{"namespace": snapshot.GetNamespace(), "name": snapshot.GetName(), "uid": string(snapshot.GetUID())},
+	}, "spec")
+	if err := c.client.Create(ctx, content); client.IgnoreAlreadyExists(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("content of snapshot %s: %w", key(snapshot), err)
+	}
+	old := snapshot.DeepCopy()
+	set(snapshot, map[string]any{"boundVolumeSnapshotContentName": name, "creationTime": stamp(time.Now()), "readyToUse": true,
+		"restoreSize": size.String()}, "status")
+	return ctrl.Result{}, client.IgnoreNotFound(c.client.Status().Patch(ctx, snapshot, client.MergeFrom(old)))
+}
+
+// content deletes the content of a snapshot that is gone.
+func (c *csi) content(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	content := object(snapshotContentKind)
+	if err := c.client.Get(ctx, req.NamespacedName, content); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	snapshot := object(snapshotKind)
+	err := c.client.Get(ctx, client.ObjectKey{Namespace: text(content, "spec", "volumeSnapshotRef", "namespace"),
+		Name: text(content, "spec", "volumeSnapshotRef", "name")}, snapshot)
+	if err == nil || !apierrors.IsNotFound(err) || text(content, "spec", "deletionPolicy") != "Delete" {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	return ctrl.Result{}, client.IgnoreNotFound(c.client.Delete(ctx, content))
+}
+
+func contentOf(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: "snapcontent-" + string(o.GetUID())}}}
+}
+
+// mounted tells whether a running pod uses a claim: only its node can grow the filesystem on it.
+func (c *csi) mounted(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (bool, error) {
+	var pods corev1.PodList
+	if err := c.client.List(ctx, &pods, client.InNamespace(pvc.Namespace)); err != nil {
+		return false, err
+	}
+	for _, pod := range pods.Items {
+		for _, v := range pod.Spec.Volumes {
+			if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name && pod.Status.StartTime != nil {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+func claimsOfUser(_ context.Context, o client.Object) []reconcile.Request {
+	var list []reconcile.Request
+	for _, v := range o.(*corev1.Pod).Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			list = append(list, reconcile.Request{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: v.PersistentVolumeClaim.ClaimName}})
+		}
+	}
+	return list
 }
 
 // grow gives a bound claim the size that it asks for.
@@ -147,6 +299,11 @@ func (c *csi) grow(ctx context.Context, pvc *corev1.PersistentVolumeClaim, class
 	want, have := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Status.Capacity[corev1.ResourceStorage]
 	if pvc.Status.Phase != corev1.ClaimBound || have.IsZero() || want.Cmp(have) <= 0 || !ptr.Deref(class.AllowVolumeExpansion, false) {
 		return nil
+	}
+	if volumeMode(pvc.Spec.VolumeMode) == corev1.PersistentVolumeFilesystem {
+		if used, err := c.mounted(ctx, pvc); err != nil || !used {
+			return err
+		}
 	}
 	pv := &corev1.PersistentVolume{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: pvc.Spec.VolumeName}, pv); err != nil {
@@ -188,7 +345,7 @@ func (c *csi) driver(ctx context.Context, req ctrl.Request) (ctrl.Result, error)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: class.Provisioner}, Spec: storagev1.CSIDriverSpec{AttachRequired: ptr.To(false)}}
-	if inTree(class) || c.client.Get(ctx, key(driver), &storagev1.CSIDriver{}) == nil {
+	if inTree(class) || isTrue(class, noDriverKey) || c.client.Get(ctx, key(driver), &storagev1.CSIDriver{}) == nil {
 		return ctrl.Result{}, nil
 	}
 	if err := c.client.Create(ctx, driver); client.IgnoreAlreadyExists(err) != nil {

@@ -6,22 +6,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 )
 
 const linstor = "linstor.csi.linbit.com"
-
-func volume(spec map[string]any, annotations map[string]string) *unstructured.Unstructured {
-	dv := object(dataVolumeKind)
-	dv.SetNamespace("target")
-	dv.SetName("dv")
-	dv.SetAnnotations(annotations)
-	set(dv, spec, "spec")
-	return dv
-}
 
 func sized(size string, more map[string]any) map[string]any {
 	form := map[string]any{"resources": map[string]any{"requests": map[string]any{"storage": size}}}
@@ -35,91 +25,6 @@ func class(name string, expandable bool) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: linstor, AllowVolumeExpansion: &expandable}
 }
 
-func sourceClaim(size string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolumeClaim {
-	list := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
-	return &corev1.PersistentVolumeClaim{
-		Spec:   corev1.PersistentVolumeClaimSpec{VolumeMode: &mode, Resources: corev1.VolumeResourceRequirements{Requests: list}},
-		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: list},
-	}
-}
-
-func TestDecide(t *testing.T) {
-	http := map[string]any{"http": map[string]any{"url": "https://example.org/image"}}
-	clone := map[string]any{"pvc": map[string]any{"namespace": "golden", "name": "image"}}
-	block := map[string]any{"volumeMode": "Block", "accessModes": []any{"ReadWriteMany"}}
-	for _, tc := range []struct {
-		name                        string
-		s                           situation
-		populator                   bool
-		strategy, fallback, refusal string
-		size                        string
-		mode                        corev1.PersistentVolumeMode
-		access                      corev1.PersistentVolumeAccessMode
-	}{
-		{name: "import, spec.pvc as it stands, no populator by annotation", s: situation{
-			Volume: volume(map[string]any{"source": http, "pvc": sized("20Gi", block)}, map[string]string{usePopulatorKey: "false"}), Class: class("replicated", true), CSIDriver: true},
-			size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "import, populator because the class has a CSIDriver", s: situation{
-			Volume: volume(map[string]any{"source": http, "pvc": sized("20Gi", block)}, nil), Class: class("replicated", true), CSIDriver: true},
-			populator: true, size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "spec.storage takes the first claim property set", s: situation{
-			Volume: volume(map[string]any{"source": http, "storage": sized("6Gi", nil)}, nil), Class: class("replicated", true), CSIDriver: true},
-			populator: true, size: "6Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "spec.storage Filesystem is inflated", s: situation{
-			Volume: volume(map[string]any{"source": http, "storage": sized("10Gi", map[string]any{"volumeMode": "Filesystem"})}, nil), Class: class("replicated", true), CSIDriver: true},
-			populator: true, size: "11381663335", mode: corev1.PersistentVolumeFilesystem, access: corev1.ReadWriteOnce},
-		{name: "spec.storage without class and modes", s: situation{Volume: volume(map[string]any{"source": http, "storage": sized("10Gi", nil)}, nil)},
-			refusal: "ErrClaimNotValid"},
-		{name: "clone without source", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("10Gi", nil)}, nil), Class: class("replicated", true), CSIDriver: true},
-			populator: true, refusal: "CloneWithoutSource"},
-		{name: "clone by the driver, as the platform's override says", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("20Gi", nil)}, nil), Class: class("replicated", true), CSIDriver: true,
-			Override: strategyCSI, Source: sourceClaim("6Gi", corev1.PersistentVolumeBlock), SourceDriver: linstor},
-			populator: true, strategy: strategyCSI, size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "usePopulator=false on a clone always copies", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("20Gi", nil)}, map[string]string{usePopulatorKey: "false"}), Class: class("replicated", true), CSIDriver: true,
-			Override: strategyCSI, Source: sourceClaim("6Gi", corev1.PersistentVolumeBlock), SourceDriver: linstor},
-			strategy: strategyCopy, fallback: "In tree storage class does not support snapshot/clone", size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "another driver", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("20Gi", nil)}, nil), Class: class("replicated", true), CSIDriver: true,
-			Override: strategyCSI, Source: sourceClaim("6Gi", corev1.PersistentVolumeBlock), SourceDriver: "other"},
-			populator: true, strategy: strategyCopy, fallback: "Provisioners are incompatible", size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "other volume mode", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("20Gi", nil)}, nil), Class: class("replicated", true), CSIDriver: true,
-			Override: strategyCSI, Source: sourceClaim("6Gi", corev1.PersistentVolumeFilesystem), SourceDriver: linstor},
-			populator: true, strategy: strategyCopy, fallback: "The volume modes of source and target are incompatible", size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "no expansion", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("20Gi", nil)}, nil), Class: class("replicated", false), CSIDriver: true,
-			Override: strategyCSI, Source: sourceClaim("6Gi", corev1.PersistentVolumeBlock), SourceDriver: linstor},
-			populator: true, strategy: strategyCopy, fallback: "No volume expansion is possible", size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "a copy by the profile has no fallback reason", s: situation{
-			Volume: volume(map[string]any{"source": clone, "storage": sized("20Gi", nil)}, nil), Class: class("replicated", true), CSIDriver: true,
-			Source: sourceClaim("6Gi", corev1.PersistentVolumeBlock), SourceDriver: linstor},
-			populator: true, strategy: strategyCopy, size: "20Gi", mode: corev1.PersistentVolumeBlock, access: corev1.ReadWriteMany},
-		{name: "spec.pvc smaller than the source", s: situation{
-			Volume: volume(map[string]any{"source": clone, "pvc": sized("5Gi", block)}, nil), Class: class("replicated", true), CSIDriver: true,
-			Override: strategyCSI, Source: sourceClaim("6Gi", corev1.PersistentVolumeBlock), SourceDriver: linstor},
-			populator: true, strategy: strategyCSI, refusal: "CloneValidationFailed"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			d := decide(tc.s)
-			if d.Populator != tc.populator || d.Strategy != tc.strategy || d.Fallback != tc.fallback || d.Refusal != tc.refusal {
-				t.Fatalf("populator %v, strategy %q, fallback %q, refusal %q", d.Populator, d.Strategy, d.Fallback, d.Refusal)
-			}
-			if tc.refusal != "" {
-				return
-			}
-			if got := d.Claim.Resources.Requests[corev1.ResourceStorage]; got.Cmp(resource.MustParse(tc.size)) != 0 {
-				t.Errorf("size %s, want %s", got.String(), tc.size)
-			}
-			if volumeMode(d.Claim.VolumeMode) != tc.mode || len(d.Claim.AccessModes) != 1 || d.Claim.AccessModes[0] != tc.access {
-				t.Errorf("modes %s %v", volumeMode(d.Claim.VolumeMode), d.Claim.AccessModes)
-			}
-		})
-	}
-}
-
 func TestResolveClass(t *testing.T) {
 	at := func(name string, second int64, annotations map[string]string) storagev1.StorageClass {
 		return storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(second, 0), Annotations: annotations}}
@@ -128,46 +33,22 @@ func TestResolveClass(t *testing.T) {
 	classes := []storagev1.StorageClass{at("b", 5, isDefault), at("a", 5, isDefault), at("old", 1, isDefault), at("plain", 9, nil),
 		at("virt", 2, map[string]string{virtDefaultClassKey: "true"})}
 	for _, tc := range []struct {
-		name string
-		spec map[string]any
-		want string
+		name    string
+		class   *string
+		content string
+		want    string
 	}{
-		{"named", map[string]any{"pvc": map[string]any{"storageClassName": "plain"}}, "plain"},
-		{"unknown", map[string]any{"pvc": map[string]any{"storageClassName": "none"}}, ""},
-		{"newest default, first by name", map[string]any{"pvc": map[string]any{}}, "a"},
-		{"virt default, for spec.storage alone", map[string]any{"storage": map[string]any{}}, "virt"},
+		{"named", ptr.To("plain"), contentKubeVirt, "plain"},
+		{"unknown", ptr.To("none"), contentKubeVirt, ""},
+		{"newest default, first by name", nil, contentArchive, "a"},
+		{"virt default, for disks of VMs alone", nil, contentKubeVirt, "virt"},
 	} {
 		got := ""
-		if c := resolveClass(volume(tc.spec, nil), classes); c != nil {
+		if c := resolveClass(tc.class, tc.content, classes); c != nil {
 			got = c.Name
 		}
 		if got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
-		}
-	}
-}
-
-func TestNextPhase(t *testing.T) {
-	for _, tc := range []struct {
-		want string
-		s    seen
-	}{
-		{"Pending", seen{PodNeeded: true}},
-		{"PVCBound", seen{PodNeeded: true, ClaimBound: true, WorkBound: true}},
-		{"WaitForFirstConsumer", seen{PodNeeded: true, Waits: true}},
-		{"PendingPopulation", seen{PodNeeded: true, Waits: true, Populator: true}},
-		{"ImportScheduled", seen{PodNeeded: true, ClaimBound: true, WorkBound: true, Pod: corev1.PodPending}},
-		{"ImportInProgress", seen{PodNeeded: true, ClaimBound: true, WorkBound: true, Pod: corev1.PodRunning}},
-		{"Succeeded", seen{PodNeeded: true, ClaimBound: true, WorkBound: true, Pod: corev1.PodSucceeded}},
-		{"RebindInProgress", seen{PodNeeded: true, Populator: true, WorkBound: true, Pod: corev1.PodSucceeded}},
-		{"CSICloneInProgress", seen{Clone: true, Populator: true, Strategy: strategyCSI}},
-		{"RebindInProgress", seen{Clone: true, Populator: true, Strategy: strategyCSI, WorkBound: true}},
-		{"CloneScheduled", seen{Clone: true, PodNeeded: true, Strategy: strategyCopy, Pod: corev1.PodPending}},
-		{"CloneInProgress", seen{Clone: true, PodNeeded: true, Strategy: strategyCopy, Pod: corev1.PodRunning}},
-		{"Succeeded", seen{Clone: true, Populator: true, Strategy: strategyCSI, WorkBound: true, ClaimBound: true}},
-	} {
-		if got := nextPhase(tc.s); got != tc.want {
-			t.Errorf("%+v: %s, want %s", tc.s, got, tc.want)
 		}
 	}
 }

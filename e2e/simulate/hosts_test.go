@@ -34,6 +34,11 @@ func TestMain(m *testing.M) {
 // embedded starts an embedded cluster, or skips the test when its programs are not built.
 func embedded(t *testing.T) (context.Context, *cluster.Embedded, Options) {
 	t.Helper()
+	return embeddedFor(t, 5*time.Minute)
+}
+
+func embeddedFor(t *testing.T, bound time.Duration) (context.Context, *cluster.Embedded, Options) {
+	t.Helper()
 	dir, err := filepath.Abs("../../bin")
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +61,7 @@ func embedded(t *testing.T) (context.Context, *cluster.Embedded, Options) {
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	t.Cleanup(cancel)
 	c := cluster.NewEmbedded(run, built)
 	if _, err := c.Create(ctx); err != nil {

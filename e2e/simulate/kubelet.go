@@ -44,6 +44,8 @@ type kubelet struct {
 	mu   sync.Mutex
 	over bool                  // nothing is started any more
 	runs map[types.UID]*podRun // Job pods that were started, until they are deleted
+
+	states sync.Map // since when a mover's container has been in its state
 }
 
 func setupKubelet(s *Simulation, mgr manager.Manager) error {
@@ -88,8 +90,8 @@ func (k *kubelet) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		return ctrl.Result{}, nil
 	case ofJob(pod):
 		return ctrl.Result{}, k.execute(ctx, pod)
-	case endsByItself(pod) && pod.Status.Phase == corev1.PodRunning:
-		return ctrl.Result{}, k.report(ctx, pod, endedStatus(pod, corev1.PodSucceeded, metav1.Now()))
+	case endsByItself(pod):
+		return k.move(ctx, pod)
 	default:
 		return ctrl.Result{}, k.report(ctx, pod, runningStatus(pod, metav1.Now()))
 	}

@@ -54,6 +54,12 @@ type Options struct {
 	Entrypoint EntrypointFunc
 	// NudgeCAPK starts with nudging on, see Simulation.SetNudge.
 	NudgeCAPK bool
+	// Download tells how importers fare with an image; nil means that all succeed.
+	Download func(url string) Download
+	// Transfer is how long CDI's pods run; 0 means that they end as soon as they were seen running.
+	Transfer time.Duration
+	// ImageSize is the virtual size of every image, in bytes; 0 means 5Gi.
+	ImageSize int64
 	// Log gets what the stand-ins have to say.
 	Log logr.Logger
 }
