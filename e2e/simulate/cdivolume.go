@@ -133,7 +133,13 @@ func (s *volumeSync) cleanUp(ctx context.Context) error {
 	}
 	controllerutil.RemoveFinalizer(s.v, cdiFinalizer)
 	source := &corev1.PersistentVolumeClaim{}
-	if ok, err := s.get(ctx, s.v.clone.ObjectKey, source); !ok || s.v.clone.kind != claimKindName || s.claim != nil && isTrue(s.claim, retainPodKey) {
+	if s.v.clone.kind == snapshotName {
+		if ok, err := s.get(ctx, keyOf(s.v.clone.Namespace, uidOf(s.v)+"-host-assisted-source-pvc"), source); !ok {
+			return err
+		}
+		return s.delete(ctx, source)
+	}
+	if ok, err := s.get(ctx, s.v.clone.ObjectKey, source); !ok || s.claim != nil && isTrue(s.claim, retainPodKey) {
 		return err
 	}
 	pod := &corev1.Pod{}

@@ -94,7 +94,34 @@ func (p *play) behaviour(ctx context.Context) error {
 		return err
 	}
 	p.compare()
+	if p.phase() == "Succeeded" && p.last.volume == nil && p.row.Given.Annotations[retainPodKey] == "" {
+		return p.gone(ctx)
+	}
 	return nil
+}
+
+// gone waits until nothing is left of what CDI made beside the target.
+func (p *play) gone(ctx context.Context) error {
+	var left []string
+	if err := p.until(ctx, "helpers to go", func(context.Context) (bool, error) { left = p.left(); return len(left) == 0, nil }); err != nil {
+		p.wrong("left behind: %q", left)
+	}
+	return nil
+}
+
+// left are the helpers that are there.
+func (p *play) left() []string {
+	var list []string
+	for _, namespace := range []string{p.src, p.dst} {
+		p.look(namespace, func(s *spot) {
+			for name, here := range s.here {
+				if here && p.helper(name) {
+					list = append(list, namespace+"/"+name)
+				}
+			}
+		})
+	}
+	return list
 }
 
 // golden makes what is cloned.
@@ -448,18 +475,10 @@ func (p *play) deleteVolume(ctx context.Context) error {
 	if err := p.c.Delete(ctx, dv); err != nil {
 		return err
 	}
-	return p.until(ctx, "DataVolume and helpers to go", func(context.Context) (bool, error) {
-		left := 0
-		for _, namespace := range []string{p.src, p.dst} {
-			p.look(namespace, func(s *spot) {
-				for name, here := range s.here {
-					if here && (p.helper(name) || namespace == p.dst && (name == "DataVolume/"+p.disk || name == "PersistentVolumeClaim/"+p.disk)) {
-						left++
-					}
-				}
-			})
-		}
-		return left == 0, nil
+	return p.until(ctx, "DataVolume, claim and helpers to go", func(context.Context) (bool, error) {
+		there := false
+		p.look(p.dst, func(s *spot) { there = s.here["DataVolume/"+p.disk] || s.here["PersistentVolumeClaim/"+p.disk] })
+		return !there && len(p.left()) == 0, nil
 	})
 }
 

@@ -25,7 +25,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
 
 // TestDecisions runs every row of what the real CDI v1.64 was seen to do, one subtest per row. The rows are read from
@@ -114,20 +113,7 @@ func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
 		return t.Context(), config, pace{slow: time.Minute, calm: 15 * time.Second, patience: 5 * time.Minute}
 	}
 	ctx, _, o := embeddedFor(t, 20*time.Minute)
-	var manifests []string
-	for _, name := range []string{"containerized-data-importer", "external-snapshotter"} {
-		path, err := filepath.Abs("../../bin/manifests/" + name + ".yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := os.Stat(path); err != nil {
-			t.Skipf("the kinds of %s are not built; run `make tools`", name)
-		}
-		manifests = append(manifests, path)
-	}
-	if _, err := envtest.InstallCRDs(o.Admin, envtest.CRDInstallOptions{Paths: manifests, ErrorIfPathMissing: true}); err != nil {
-		t.Fatal(err)
-	}
+	kindsOf(t, o, "containerized-data-importer", "external-snapshotter")
 	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 40 * time.Second}
 	o.Transfer, o.ImageSize, o.Download = 700*time.Millisecond, 8<<30, func(url string) Download { return downloads(url, p.slow) }
 	simCtx, stop := context.WithCancel(ctx)

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"cozystack.io/upgrade-e2e/e2e/cluster"
 	"cozystack.io/upgrade-e2e/e2e/process"
@@ -76,6 +77,22 @@ func embeddedFor(t *testing.T, bound time.Duration) (context.Context, *cluster.E
 	}
 }
 
+// kindsOf installs the CRDs of components, or skips the test when they are not built.
+func kindsOf(t *testing.T, o Options, components ...string) {
+	t.Helper()
+	options := envtest.CRDInstallOptions{ErrorIfPathMissing: true}
+	for _, name := range components {
+		path := filepath.Join(o.Programs, "manifests", name+".yaml")
+		if _, err := os.Stat(path); err != nil {
+			t.Skipf("the kinds of %s are not built; run `make tools`", name)
+		}
+		options.Paths = append(options.Paths, path)
+	}
+	if _, err := envtest.InstallCRDs(o.Admin, options); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func eventually(ctx context.Context, t *testing.T, what string, ok func(context.Context) bool) {
 	t.Helper()
 	began := time.Now()
@@ -89,6 +106,7 @@ func eventually(ctx context.Context, t *testing.T, what string, ok func(context.
 // controller-manager.
 func TestHosts(t *testing.T) {
 	ctx, _, o := embedded(t)
+	kindsOf(t, o, "external-snapshotter")
 	o.Entrypoint = func(image string) (string, []string, bool) {
 		return filepath.Join(o.Processes.Dir(), "entry.sh"), []string{"from-image"}, image == "known"
 	}
