@@ -139,7 +139,7 @@ func (c *cdi) cloneOn(ctx context.Context, target *corev1.PersistentVolumeClaim)
 	}
 	described := object(cloneSourceKind)
 	if ok, err := c.get(ctx, keyOf(sourceNamespace(target), target.Spec.DataSourceRef.Name), described); err != nil || !ok {
-		return 0, "Pending", nil, err
+		return 0, "", nil, err // it comes in a moment, and with an event
 	}
 	source := cloneSource{keyOf(described.GetNamespace(), text(described, "spec", "source", "name")), text(described, "spec", "source", "kind")}
 	if err := c.checkToken(target, source); err != nil {

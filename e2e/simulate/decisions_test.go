@@ -628,7 +628,7 @@ func (l *lab) note(o client.Object, event string) {
 		if s.events[about] == nil {
 			s.events[about] = map[string]bool{}
 		}
-		if ofCDI[o.Source.Component] && !ofOthers[o.Reason] {
+		if ofCDI[o.Source.Component] && !(ofOthers[o.Reason] && o.InvolvedObject.Kind == claimKindName) {
 			s.events[about][o.InvolvedObject.Kind+" "+o.Type+" "+o.Reason] = true
 		}
 		return
@@ -670,4 +670,4 @@ var ofCDI = map[string]bool{importController: true, pvcCloneController: true, sn
 
 // ofOthers are what CDI only repeats.
 var ofOthers = map[string]bool{"ProvisioningSucceeded": true, "Provisioning": true, "ExternalProvisioning": true, "WaitForFirstConsumer": true,
-	"WaitForPodScheduled": true, "FailedBinding": true, "ProvisioningFailed": true, "ExternalExpanding": true, "Resizing": true, "FileSystemResizeRequired": true}
+	"WaitForPodScheduled": true, "FailedBinding": true, "ProvisioningFailed": true, "ClaimMisbound": true, "ClaimLost": true, "ExternalExpanding": true, "Resizing": true, "FileSystemResizeRequired": true}
