@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/e2e-framework/pkg/env"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 	"sigs.k8s.io/e2e-framework/pkg/features"
@@ -187,8 +189,26 @@ func (r *run) open(context.Context) error {
 	if err := spendMemory(); err != nil {
 		return err
 	}
-	r.processes, err = process.Open(r.options.Dir)
-	return err
+	if r.processes, err = process.Open(r.options.Dir); err != nil {
+		return err
+	}
+	return r.ownLog()
+}
+
+// ownLog turns what client-go says in this process, the recorder's and the stand-ins' clients among it, from the screen to a log.
+func (r *run) ownLog() error {
+	log, err := os.OpenFile(filepath.Join(r.options.Dir, "logs", "client-go.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	r.processes.AtClose(func() error {
+		klog.Flush()
+		klog.SetOutput(io.Discard)
+		return log.Close()
+	})
+	klog.LogToStderr(false)
+	klog.SetOutput(log)
+	return nil
 }
 
 // spendMemory lets the programs of the run collect garbage less often, unless somebody has tuned them: on two cores the
@@ -367,9 +387,11 @@ func (r *run) mayFail() history.MayFail {
 	return tolerating(r.new.Profile.MayBeNotReady, mayFail(failures))
 }
 
-// acts does what the selected scenarios ask for after the upgrade, each act once, and lets the cluster settle again.
+// acts does what the selected scenarios ask for after the upgrade, each act once, and lets the cluster settle after the last:
+// they are other tenants' matters, and each settling costs at least the quiet window.
 func (r *run) acts(ctx context.Context) error {
 	done := map[string]bool{}
+	var brings []*tenant.Pool
 	for _, s := range r.scenarios {
 		for _, act := range s.Acts {
 			if done[act.Name] {
@@ -381,15 +403,16 @@ func (r *run) acts(ctx context.Context) error {
 			if err := act.Do(ctx, Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log}); err != nil {
 				return fmt.Errorf("%s: %w", act.Name, err)
 			}
-			if err := r.brought(ctx, act.Brings); err != nil {
-				return err
-			}
-			if err := r.comeToRest(ctx); err != nil {
-				return err
-			}
+			brings = append(brings, act.Brings...)
 		}
 	}
-	return nil
+	if len(done) == 0 {
+		return nil
+	}
+	if err := r.brought(ctx, brings); err != nil {
+		return err
+	}
+	return r.comeToRest(ctx)
 }
 
 // actBound is how long machines that an act makes may take: no controller is hurried any more, and CAPK looks every 20 s.
