@@ -137,6 +137,15 @@ func TestSpecKeptFieldIs(t *testing.T) {
 	})
 	wantEvidence(t, check.Judge(w.Read(t)), verify.Passed)
 
+	monitor := ht.Object("WorkloadMonitor", "t/kubernetes-prod-md0", ht.Set("spec.version", "0.1.0"), ht.Set("spec.type", "worker"))
+	mw := ht.New().Baseline(monitor).Update(ht.Helm, monitor, ht.Set("spec.version", "0.2.0"))
+	check = verify.SpecKept(verify.These(ht.Ref(monitor)))
+	wantEvidence(t, check.Judge(mw.Read(t)), verify.Passed) // its chart's version
+	mw.Update(ht.Helm, monitor, ht.Set("spec.type", "other"))
+	if r := check.Judge(mw.Read(t)); r.Verdict != verify.Failed {
+		t.Errorf("a monitor of another type: %+v", r)
+	}
+
 	late := ht.Object("MachineHealthCheck", "t/late")
 	wantEvidence(t, verify.SpecKept(verify.These(ht.Ref(late))).Judge(ht.New().Create(ht.Helm, late).Read(t)), verify.Failed, "MachineHealthCheck t/late was not there at the baseline")
 	wantEvidence(t, replicas("1").Judge(ht.New().Read(t)), verify.Failed, "machinedeployments.cluster.x-k8s.io t/kubernetes-prod-md0 was never there")

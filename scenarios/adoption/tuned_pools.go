@@ -24,7 +24,7 @@ func TunedPools() harness.Scenario {
 		"logSerialConsole": true, "maxUnhealthy": "40%", "nodeStartupTimeout": "20m",
 	}
 	timeouts := map[string]any{"readyUnknownTimeout": "3m", "readyFalseTimeout": "2m"}
-	kubectl := map[string]any{"kubectl": "registry.example.org/kubectl:v1.34.4"}
+	kubectl := map[string]any{"kubectl": "registry.example.org/alpine/k8s:1.34.4"}
 	cluster := t.Cluster("prod", all(clusterWide), tenant.Set("storageClass", "replicated"), tenant.Set("images", kubectl),
 		tenant.Set("nodeHealthCheck", merged(timeouts, map[string]any{"maxUnhealthy": "60%", "nodeStartupTimeout": "15m"})))
 	own := cluster.Pool("own", all(ofPool))
