@@ -62,7 +62,7 @@ func (r *run) populate(ctx context.Context) error {
 		return func(ctx context.Context) ([]string, error) { return r.notRunning(ctx, client, tenants, broken) }
 	}
 	if r.restored {
-		return r.progress.until(ctx, "the fleet to run", fleetBound, running(broken(tenants)))
+		return r.progress.until(ctx, "the fleet to run", fleetBound, running(r.excused(tenants)))
 	}
 	making, makeCtx := errgroup.WithContext(ctx)
 	making.SetLimit(8)
@@ -74,7 +74,7 @@ func (r *run) populate(ctx context.Context) error {
 	}
 	r.installed.Simulation.SetNudge(true)
 	defer r.installed.Simulation.SetNudge(false)
-	if err := r.progress.until(ctx, "the fleet to run", fleetBound, running(nil)); err != nil {
+	if err := r.progress.until(ctx, "the fleet to run", fleetBound, running(r.mayFail())); err != nil {
 		return err
 	}
 	edits := 0
@@ -89,11 +89,12 @@ func (r *run) populate(ctx context.Context) error {
 	if edits == 0 {
 		return nil
 	}
-	return r.progress.until(ctx, "the fleet to run as edited", fleetBound, running(broken(tenants)))
+	return r.progress.until(ctx, "the fleet to run as edited", fleetBound, running(r.excused(tenants)))
 }
 
-// broken excuses the releases that an edit breaks.
-func broken(tenants []*tenant.Tenant) history.MayFail {
+// excused are the releases that an edit breaks, beside those that a scenario leaves not Ready anyway.
+func (r *run) excused(tenants []*tenant.Tenant) history.MayFail {
+	anyway := r.mayFail()
 	breaks := map[history.ReleaseKey]bool{}
 	for _, t := range tenants {
 		for _, e := range t.Edits {
@@ -102,8 +103,8 @@ func broken(tenants []*tenant.Tenant) history.MayFail {
 			}
 		}
 	}
-	return func(namespace, name, _ string) bool {
-		return breaks[history.ReleaseKey{Namespace: namespace, Name: name}]
+	return func(namespace, name, message string) bool {
+		return breaks[history.ReleaseKey{Namespace: namespace, Name: name}] || anyway(namespace, name, message)
 	}
 }
 

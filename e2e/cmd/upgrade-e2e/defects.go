@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -30,6 +31,7 @@ type row struct {
 	Name    string              `json:"name"`
 	Family  string              `json:"family"`
 	Plants  string              `json:"plants"`
+	Origin  string              `json:"origin"`
 	Seconds float64             `json:"seconds"`
 	Verdict map[string]string   `json:"verdicts"` // by scenario
 	Failed  map[string][]string `json:"failed"`   // checks by scenario
@@ -74,6 +76,9 @@ func defectsCommand() *cobra.Command {
 			matrix(out, rows)
 			fmt.Fprintf(out, "%d defects in %.0f s\n", len(rows), time.Since(begin).Seconds())
 			if err := writeJSON(filepath.Join(dir, "defects.json"), rows); err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(dir, "defects.md"), []byte(table(rows)), 0o644); err != nil {
 				return err
 			}
 			if err := latest(artifacts, dir); err != nil {
@@ -181,7 +186,7 @@ func (f runFlags) plant(ctx context.Context, root, dir string, d defects.Defect)
 }
 
 func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row {
-	r := row{Number: d.Number, Name: d.Name, Family: d.Family, Plants: d.Plants, Seconds: took.Seconds(),
+	r := row{Number: d.Number, Name: d.Name, Family: d.Family, Plants: d.Plants, Origin: d.Origin, Seconds: took.Seconds(),
 		Verdict: map[string]string{}, Failed: map[string][]string{}}
 	var found []defects.Finding
 	for _, run := range doc.Runs {
@@ -227,6 +232,39 @@ func matrix(out io.Writer, rows []row) {
 			fmt.Fprintf(out, "defect %d %s: %s\n", r.Number, r.Name, line)
 		}
 	}
+}
+
+// table is the matrix for docs/defects.md: what each defect plants, where it comes from, what caught it, and in how many seconds.
+func table(rows []row) string {
+	var b strings.Builder
+	b.WriteString("| defect | plants | comes from | caught by | seconds |\n| --- | --- | --- | --- | --- |\n")
+	cell := func(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+	for _, r := range rows {
+		var caught []string
+		for _, tag := range slices.Sorted(maps.Keys(r.Failed)) {
+			var checks []string
+			for _, name := range r.Failed[tag] {
+				if short := withoutSubject(name); !slices.Contains(checks, short) {
+					checks = append(checks, short)
+				}
+			}
+			caught = append(caught, fmt.Sprintf("**%s**: %s", tag, strings.Join(checks, ", ")))
+		}
+		if len(caught) > 4 { // the whole fleet
+			caught = append(caught[:3], fmt.Sprintf("and %d more scenarios", len(caught)-3))
+		}
+		fmt.Fprintf(&b, "| %d %s | %s | %s | %s | %.0f |\n", r.Number, r.Name, cell(r.Plants), cell(r.Origin), cell(strings.Join(caught, "; ")), r.Seconds)
+	}
+	return b.String()
+}
+
+// withoutSubject is a check's name without the tenant, cluster or pool that it is about.
+func withoutSubject(check string) string {
+	words := strings.Fields(check)
+	if n := len(words); n > 1 && strings.HasPrefix(words[n-1], "tenant-") {
+		words = words[:n-1]
+	}
+	return strings.TrimSuffix(strings.Join(words, " "), " of")
 }
 
 func writeJSON(path string, v any) error {

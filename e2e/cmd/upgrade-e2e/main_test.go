@@ -150,3 +150,12 @@ func TestDefectsSpeakOfScenariosThatAreThere(t *testing.T) {
 		}
 	}
 }
+
+func TestTable(t *testing.T) {
+	got := table([]row{{Number: 4, Name: "unanchored", Plants: "a|b", Origin: "pull request 1", Seconds: 71.6, Failed: map[string][]string{
+		"sibling-pools": {"adopted tenant-s/prod/md0", "adopted tenant-s/prod/md1", "no churn of tenant-s"}}}})
+	want := "| 4 unanchored | a\\|b | pull request 1 | **sibling-pools**: adopted, no churn | 72 |\n"
+	if !strings.HasSuffix(got, want) {
+		t.Errorf("%s\nshould end with\n%s", got, want)
+	}
+}
