@@ -32,23 +32,19 @@ type Defect struct {
 	Diff string `json:"-"`
 }
 
-// All as a scenario means every one that is run.
+// All as a scenario means every one of the defect's family.
 const All = "*"
 
 // Red is what a defect turns red: a scenario, and checks (by their names without the subject) that must be among the failed.
 type Red struct {
 	Scenario string   `json:"scenario"` // its tag, or All
-	Family   string   `json:"family"`   // with All: of this family alone
-	Except   []string `json:"except"`   // with All: without these
+	Except   []string `json:"except"`   // with All: those that stay green
 	Checks   []string `json:"checks"`
 }
 
 // Covers tells whether a scenario is meant.
-func (r Red) Covers(family, tag string) bool {
-	if r.Scenario != All {
-		return r.Scenario == tag
-	}
-	return (r.Family == "" || r.Family == family) && !slices.Contains(r.Except, tag)
+func (r Red) Covers(tag string) bool {
+	return r.Scenario == tag || r.Scenario == All && !slices.Contains(r.Except, tag)
 }
 
 // Names tells whether one of the red checks is meant by a check's name: "adopted" means "adopted tenant-a/prod/md0", and
@@ -62,7 +58,7 @@ func named(want, check string) bool {
 	return begins && subject.MatchString(rest)
 }
 
-var subject = regexp.MustCompile(`^(( of)? \S+)?$`)
+var subject = regexp.MustCompile(`^(( of| in)? \S+)?$`)
 
 // String is "4 unanchored-template".
 func (d Defect) String() string { return fmt.Sprintf("%d %s", d.Number, d.Name) }
@@ -93,8 +89,8 @@ func Load(dir string) ([]Defect, error) {
 			return nil, fmt.Errorf("%s: tree is %q, not old or new", file, d.Tree)
 		}
 		for _, r := range d.Red {
-			if r.Scenario != All && (r.Family != "" || len(r.Except) > 0) {
-				return nil, fmt.Errorf("%s: family and except go with scenario %q, not with %q", file, All, r.Scenario)
+			if r.Scenario != All && len(r.Except) > 0 {
+				return nil, fmt.Errorf("%s: except goes with scenario %q, not with %q", file, All, r.Scenario)
 			}
 		}
 		if diff := filepath.Join(filepath.Dir(file), "tree.diff"); exists(diff) {
@@ -110,8 +106,8 @@ func Load(dir string) ([]Defect, error) {
 
 // Finding is what a run found in one scenario.
 type Finding struct {
-	Family, Scenario, Verdict string
-	Failed                    []string // names of its failed checks
+	Scenario, Verdict string
+	Failed            []string // names of its failed checks
 }
 
 // Missed compares what a run of the defect found with what the defect must turn red, one line for each difference; none
@@ -119,7 +115,7 @@ type Finding struct {
 func (d Defect) Missed(found []Finding) []string {
 	var out []string
 	for _, f := range found {
-		red := slices.DeleteFunc(slices.Clone(d.Red), func(r Red) bool { return !r.Covers(f.Family, f.Scenario) })
+		red := slices.DeleteFunc(slices.Clone(d.Red), func(r Red) bool { return !r.Covers(f.Scenario) })
 		switch {
 		case len(red) == 0 && f.Verdict != "pass":
 			out = append(out, fmt.Sprintf("%s should be green, it is %s by %q", f.Scenario, f.Verdict, f.Failed))

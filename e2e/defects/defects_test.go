@@ -31,12 +31,10 @@ func TestBundledDefectsLoad(t *testing.T) {
 
 func TestMissed(t *testing.T) {
 	siblings := []Red{{Scenario: "siblings", Checks: []string{"adopted", "no churn"}}}
-	everyone := []Red{{Scenario: All, Family: "adoption", Except: []string{"bystander"}, Checks: []string{"fleet done"}}, {Scenario: "plain", Checks: []string{"kept"}}}
+	everyone := []Red{{Scenario: All, Except: []string{"bystander"}, Checks: []string{"fleet done"}}, {Scenario: "plain", Checks: []string{"kept"}}}
 	is := func(scenario, verdict string, failed ...string) Finding {
-		return Finding{Family: "adoption", Scenario: scenario, Verdict: verdict, Failed: failed}
+		return Finding{Scenario: scenario, Verdict: verdict, Failed: failed}
 	}
-	elsewhere := is("fresh", "pass")
-	elsewhere.Family = "computeplane"
 	for name, tc := range map[string]struct {
 		red   []Red
 		found []Finding
@@ -52,7 +50,7 @@ func TestMissed(t *testing.T) {
 		"too much turned red": {siblings, []Finding{is("siblings", "fail", "adopted", "no churn"), is("plain", "inconclusive")},
 			[]string{`plain should be green, it is inconclusive by []`}},
 		"not run":  {siblings, []Finding{is("plain", "pass")}, nil},
-		"a family": {everyone, []Finding{is("plain", "fail", "fleet done", "kept t"), is("siblings", "fail", "fleet done"), is("bystander", "pass"), elsewhere}, nil},
+		"a family": {everyone, []Finding{is("plain", "fail", "fleet done", "kept t"), is("siblings", "fail", "fleet done"), is("bystander", "pass")}, nil},
 		"a family, and not all of it": {everyone, []Finding{is("plain", "fail", "fleet done"), is("siblings", "pass"), is("bystander", "fail", "fleet done")},
 			[]string{`plain should be red by its check "kept", only ["fleet done"] are`, "siblings should be red, it is pass",
 				`bystander should be green, it is fail by ["fleet done"]`}},

@@ -8,8 +8,8 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
-// HostileValues has every shape of nodeGroups and of a group that no pool can be made of. The old platform took some of
-// them; the others stand in a live release that fails since somebody edited it.
+// HostileValues has every shape of nodeGroups and of a group that no pool can be made of. Most stand in a live release
+// that fails since somebody edited it.
 func HostileValues() harness.Scenario {
 	t := tenant.New("hostile")
 	array := t.Cluster("array")
@@ -23,17 +23,17 @@ func HostileValues() harness.Scenario {
 		text.Pool("md0", tenant.Machines(0)),
 		null.Pool("md0", tenant.Machines(0)),
 		groups.Pool("flat", tenant.Machines(0)),
-		groups.Pool("nested", tenant.Machines(0), tenant.Set("maxReplicas", map[string]any{"a": int64(1)})), // 0 to the old chart
+		groups.Pool("nested", tenant.Machines(0)),
 		groups.Pool("a.b", tenant.Machines(0)),
 	}
 	array.Break("nodeGroups an array", map[string]any{"nodeGroups": []any{"md0"}})
 	text.Break("nodeGroups a string", map[string]any{"nodeGroups": "md0"})
-	edit := map[string]any{"flat": "u1.medium"}
+	edit := map[string]any{"flat": "u1.medium", "nested": map[string]any{"maxReplicas": map[string]any{"a": int64(1)}}}
 	keys := []string{"My_Pool", "my pool", "dash-"}
 	for _, key := range keys {
 		edit[key] = map[string]any{"minReplicas": int64(0)}
 	}
-	groups.Break("a group a string, keys that are no names", map[string]any{"nodeGroups": edit})
+	groups.Break("a group a string, an object for a number, keys that are no names", map[string]any{"nodeGroups": edit})
 
 	checks := append(adopted(healthy), leftAlone(pools...)...)
 	for _, key := range keys {
@@ -41,9 +41,19 @@ func HostileValues() harness.Scenario {
 			verify.LogLine("migration", regexp.MustCompile(`WARNING.*\bgroups\b.*\b`+key), 1)))
 	}
 	return harness.Scenario{
-		Tag:    "hostile-values",
-		Line:   "nodeGroups an array, a string, null; groups and keys that are none: pinned, skipped and named; a sane pool beside them adopted",
-		Given:  []*tenant.Tenant{t},
-		Checks: checks,
+		Tag:     "hostile-values",
+		Line:    "nodeGroups an array, a string, null; groups and keys that are none: pinned, skipped and named; a sane pool beside them adopted",
+		Given:   []*tenant.Tenant{t},
+		MayFail: refused(array, text, groups),
+		Checks:  checks,
 	}
+}
+
+// refused excuses releases whose chart has a schema and goes on refusing their nodeGroups. The fixture's has none.
+func refused(clusters ...*tenant.Cluster) []harness.Failure {
+	var out []harness.Failure
+	for _, c := range clusters {
+		out = append(out, harness.Failure{Namespace: c.Tenant.Namespace(), Release: c.Release(), Because: regexp.MustCompile(`(?s)schema.*nodeGroups`)})
+	}
+	return out
 }

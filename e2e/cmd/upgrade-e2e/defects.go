@@ -200,7 +200,7 @@ func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row 
 					r.Failed[s.Tag] = append(r.Failed[s.Tag], c.Name)
 				}
 			}
-			found = append(found, defects.Finding{Family: run.Family, Scenario: s.Tag, Verdict: string(s.Verdict), Failed: r.Failed[s.Tag]})
+			found = append(found, defects.Finding{Scenario: s.Tag, Verdict: string(s.Verdict), Failed: r.Failed[s.Tag]})
 		}
 	}
 	r.Missed = append(r.Missed, d.Missed(found)...)
