@@ -6,7 +6,6 @@ import (
 
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
-	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
 // PoolKey has names of pools on both sides of what fits into a release's name, and one that is no label. The old platform
@@ -33,7 +32,6 @@ func PoolKey() harness.Scenario {
 			{Namespace: fitting.Namespace(), Release: tenant.PlaneModule, Because: label},
 		},
 		Checks: append(append(append(adopted(fits), managed(fits)...), leftAlone(tooLong, muchTooLong)...),
-			refused(long, length), refused(fitting, label),
-			verify.NoKeyTwice(module(fitting))),
+			refused(long, length), refused(fitting, label)),
 	}
 }

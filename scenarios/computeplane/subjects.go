@@ -65,16 +65,18 @@ func refused(t *tenant.Tenant, because *regexp.Regexp) verify.Check {
 	return c
 }
 
-// deployments are the pool's MachineDeployment.
-func deployments(s verify.Subject) verify.Objects {
-	return func(h *history.History) (out []history.Ref) {
-		for _, ref := range verify.PoolObjects(s)(h) {
-			if ref.Resource == "machinedeployments.cluster.x-k8s.io" {
-				out = append(out, ref)
-			}
-		}
-		return out
-	}
+// nothingMade claims that the tenant's module never had a cluster made.
+func nothingMade(t *tenant.Tenant) verify.Check {
+	c := verify.NeverThere(helmRelease(t.Namespace(), tenant.PlaneCluster))
+	c.Name = fmt.Sprintf("nothing made %s", t.Namespace())
+	return c
+}
+
+// noKeyTwice claims that what the module rendered names no key twice.
+func noKeyTwice(t *tenant.Tenant) verify.Check {
+	c := verify.NoKeyTwice(module(t))
+	c.Name = fmt.Sprintf("no key twice %s", t.Namespace())
+	return c
 }
 
 // named gives a check a name that tells it from the same check of another pool.
