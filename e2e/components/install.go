@@ -418,7 +418,7 @@ func (in *installer) fidelity() []Fidelity {
 	}
 	for _, row := range []struct{ name, why string }{
 		{"source-controller", "its kinds are real; the run itself publishes charts as ExternalArtifacts"},
-		{"external-snapshotter", "its kinds are real; no controller answers snapshots"},
+		{"external-snapshotter", "its kinds are real; the CSI stand-in answers snapshots"},
 	} {
 		rows = append(rows, Fidelity{Component: row.name, Version: in.programs.Version(row.name), Why: row.why})
 	}

@@ -14,8 +14,8 @@ func Fidelity() []FidelityRow {
 		{"nodes, kubelet", "no machine has two of them with a container runtime: pods run as soon as they are scheduled and do nothing; " +
 			"those of Jobs run as processes of the host under their own ServiceAccount's token, sh being bash, killed without SIGTERM"},
 		{"virt-handler, guests", "no KVM is assumed: guests boot, migrate and shut down in no time and have no agent"},
-		{"CSI driver", "volumes are PersistentVolume objects without data; binding and scheduling are real; nothing is attached"},
-		{"CDI", "its main module can't be built: http imports and claim clones are decided as CDI 1.64 does and transfer nothing; no admission"},
+		{"CSI driver", "volumes are PersistentVolume objects without data, cloned, restored from snapshots and expanded as objects; binding and scheduling are real; nothing is attached"},
+		{"CDI", "its main module can't be built: http imports and clones of claims and snapshots are admitted and decided as CDI 1.64 does and transfer nothing; no uploads, registries, cron imports or volumes made beforehand"},
 		{"Kamaji", "can't be built: control planes are ready at once, in the version asked for; certificates do not follow certSANs"},
 		{"cert-manager", "not tried to build: self-signed and CA issuers, Ed25519 keys, nothing is renewed; the fixture has no certificate"},
 		{"tenant API", "one kube-apiserver for all tenants, to save memory: they see each other's Nodes, which CAPI tells apart by providerID and " +
