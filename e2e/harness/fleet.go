@@ -133,6 +133,10 @@ func (r *run) create(ctx context.Context, client dynamic.Interface, t *tenant.Te
 		return fmt.Errorf("values of %s: %w", t.Namespace(), err)
 	}
 	objects := t.Objects(r.old.Profile.Values.Secret, string(values))
+	return makeAll(ctx, client, objects)
+}
+
+func makeAll(ctx context.Context, client dynamic.Interface, objects []*unstructured.Unstructured) error {
 	for _, o := range objects {
 		gvr, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
 		if _, err := client.Resource(gvr).Namespace(o.GetNamespace()).Create(ctx, o, metav1.CreateOptions{}); err != nil {
@@ -201,6 +205,17 @@ func missingKind(hr *unstructured.Unstructured, why string) string {
 	chart, _, _ := unstructured.NestedString(hr.Object, "spec", "chartRef", "name")
 	return fmt.Sprintf("chart %s (HelmRelease %s/%s) has %s %s/%s, and the cluster has no kind %s in %s",
 		chart, hr.GetNamespace(), hr.GetName(), m[3], or(m[2], hr.GetNamespace()), m[1], m[3], m[4])
+}
+
+// Make is an act's deed: it makes objects.
+func Make(objects ...*unstructured.Unstructured) func(context.Context, Upgraded) error {
+	return func(ctx context.Context, on Upgraded) error {
+		client, err := fleetClient(on.Env.Config)
+		if err != nil {
+			return err
+		}
+		return makeAll(ctx, client, objects)
+	}
 }
 
 // Change is an act's deed: it does an edit.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
 	"cozystack.io/upgrade-e2e/e2e/history"
@@ -46,6 +47,48 @@ func Workers(s Subject, n int) Check {
 			return nil, ""
 		}
 		return append(found, missing("workers of "+s.String(), fmt.Sprintf("%d machines run, want %d", running, n))), ""
+	})
+}
+
+// WithinSurge claims that the subject's MachineDeployments never had more machines than asked for and their maxSurge, nor,
+// once they had them all, fewer available ones than asked for less their maxUnavailable.
+func WithinSurge(s Subject) Check {
+	return newCheck("within surge of "+s.String(), never, func(h *history.History) (found []Evidence, doubt string) {
+		seen := false
+		for _, l := range h.Lifetimes(machineDeployments) {
+			if !s.Selects(h, l) {
+				continue
+			}
+			full := false
+			for _, e := range l.Events {
+				number := func(path ...string) int64 { n, _, _ := unstructured.NestedInt64(e.Object.Object, path...); return n }
+				limit := func(field string, otherwise int) int64 {
+					v, set, _ := unstructured.NestedFieldNoCopy(e.Object.Object, "spec", "strategy", "rollingUpdate", field)
+					bound := intstr.FromInt(otherwise)
+					if set {
+						bound = intstr.Parse(fmt.Sprint(v))
+					}
+					n, err := intstr.GetScaledValueFromIntOrPercent(&bound, int(number("spec", "replicas")), field == "maxSurge")
+					if err != nil {
+						doubt = err.Error()
+					}
+					return int64(n)
+				}
+				seen = true
+				want, have, available := number("spec", "replicas"), number("status", "replicas"), number("status", "availableReplicas")
+				if most := want + limit("maxSurge", 1); have > most {
+					found = append(found, of(h, e, fmt.Sprintf("has %d machines, at most %d are allowed", have, most)))
+				}
+				if least := want - limit("maxUnavailable", 0); full && available < least {
+					found = append(found, of(h, e, fmt.Sprintf("has %d available machines, at least %d are wanted", available, least)))
+				}
+				full = full || available >= want
+			}
+		}
+		if !seen {
+			doubt = "no MachineDeployment of " + s.String() + " is in the record"
+		}
+		return found, doubt
 	})
 }
 

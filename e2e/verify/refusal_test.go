@@ -84,3 +84,31 @@ func TestNoKeyTwice(t *testing.T) {
 	}
 	wantEvidence(t, check.Judge(ht.New().Read(t)), verify.Inconclusive)
 }
+
+func TestWithinSurge(t *testing.T) {
+	for _, c := range []struct {
+		have, available int
+		evidence        []string
+	}{
+		{1, 1, nil},
+		{2, 1, nil},
+		{3, 2, []string{"MachineDeployment t/kubernetes-prod-md0 has 3 machines, at most 2 are allowed"}},
+		{2, 0, []string{"MachineDeployment t/kubernetes-prod-md0 has 0 available machines, at least 1 are wanted"}},
+	} {
+		w := newWorld()
+		status := func(have, available int) func(*unstructured.Unstructured) {
+			return ht.Set("status", map[string]any{"replicas": int64(have), "availableReplicas": int64(available)})
+		}
+		replicas := ht.Set("spec.replicas", int64(1))
+		w.Update(ht.CAPI, w.md0.Deployment, replicas, status(1, 0)).Update(ht.CAPI, w.md0.Deployment, replicas, status(1, 1)).
+			Update(ht.CAPI, w.md0.Deployment, replicas, status(c.have, c.available))
+		verdict := verify.Passed
+		if c.evidence != nil {
+			verdict = verify.Failed
+		}
+		wantEvidence(t, verify.WithinSurge(md0).Judge(w.Read(t)), verdict, c.evidence...)
+	}
+	if r := verify.WithinSurge(verify.Subject{Namespace: "elsewhere"}).Judge(newWorld().Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("nobody is there: %+v", r)
+	}
+}

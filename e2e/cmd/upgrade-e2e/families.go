@@ -11,10 +11,13 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/scenarios/adoption"
 	"cozystack.io/upgrade-e2e/scenarios/computeplane"
+	"cozystack.io/upgrade-e2e/scenarios/goldenimage"
 )
 
 // families are all there are, in the order of the catalogue.
-func families() []harness.Family { return []harness.Family{adoption.Family(), computeplane.Family()} }
+func families() []harness.Family {
+	return []harness.Family{adoption.Family(), computeplane.Family(), goldenimage.Family()}
+}
 
 // choose returns the families, or the one that is named, that hold one of tags after skip is taken away; unknown names and
 // tags are an error.
