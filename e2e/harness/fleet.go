@@ -27,8 +27,9 @@ var (
 	machineDeployments = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta1", Resource: "machinedeployments"}
 )
 
-// fleetBound is how long the fleet may take to run; each machine passes several controllers that poll.
-const fleetBound = 6 * time.Minute
+// fleetBound is how long the fleet may take to run; each machine passes several controllers that poll, and a real platform's
+// charts take two cores some ten seconds for each cluster.
+const fleetBound = 10 * time.Minute
 
 func (r *run) dynamic() (dynamic.Interface, error) {
 	return fleetClient(r.cluster.KubernetesRestConfig())
