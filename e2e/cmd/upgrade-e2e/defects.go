@@ -40,7 +40,8 @@ type row struct {
 
 func defectsCommand() *cobra.Command {
 	var f runFlags
-	var number, parallel int
+	var numbers []int
+	var parallel int
 	cmd := &cobra.Command{Use: "defects", Short: "Plant each defect, run, and print what turned red", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out := cmd.OutOrStdout()
@@ -55,13 +56,16 @@ func defectsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if number != 0 {
-				if all = slices.DeleteFunc(all, func(d defects.Defect) bool { return d.Number != number }); len(all) == 0 {
-					return harness.UsageError{Line: fmt.Sprintf("there is no defect %d in fixtures/defects", number)}
+			for _, n := range numbers {
+				if !slices.ContainsFunc(all, func(d defects.Defect) bool { return d.Number == n }) {
+					return harness.UsageError{Line: fmt.Sprintf("there is no defect %d in fixtures/defects", n)}
 				}
 			}
 			all = slices.DeleteFunc(all, func(d defects.Defect) bool {
-				if d.Awaits == "" || number != 0 {
+				if len(numbers) > 0 {
+					return !slices.Contains(numbers, d.Number)
+				}
+				if d.Awaits == "" {
 					return false
 				}
 				fmt.Fprintf(out, "defect %s is left out: it awaits %s\n", d, d.Awaits)
@@ -92,7 +96,7 @@ func defectsCommand() *cobra.Command {
 			}
 			return nil
 		}}
-	cmd.Flags().IntVar(&number, "defect", 0, "only this one")
+	cmd.Flags().IntSliceVar(&numbers, "defect", nil, "only these (all)")
 	cmd.Flags().IntVar(&parallel, "parallel", 0, "how many at a time (one per core, as far as there are 5 GiB of memory for each)")
 	cmd.Flags().StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all); some mistakes show in one tenant only because of another")
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
