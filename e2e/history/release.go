@@ -31,7 +31,6 @@ type Release struct {
 	Values       map[string]any // as the user gave them, valuesFrom included
 	Schema       []byte         // the chart's values.schema.json; nil when it has none
 	Objects      []*unstructured.Unstructured
-	Manifest     string // what Objects were decoded from
 
 	states []releaseState
 }
@@ -76,7 +75,6 @@ func DecodeRelease(secret *unstructured.Unstructured) (*Release, error) {
 	r := &Release{
 		ReleaseKey: ReleaseKey{stored.Namespace, stored.Name}, Revision: stored.Version, Status: stored.Info.Status,
 		Chart: stored.Chart.Metadata.Name, ChartVersion: stored.Chart.Metadata.Version, Values: stored.Config, Schema: stored.Chart.Schema,
-		Manifest: stored.Manifest,
 	}
 	if r.Objects, err = decodeManifest(stored.Manifest, stored.Namespace); err != nil {
 		return fail(err)

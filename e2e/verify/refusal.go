@@ -3,11 +3,9 @@ package verify
 import (
 	"fmt"
 	"regexp"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/yaml"
 
 	"cozystack.io/upgrade-e2e/e2e/history"
 )
@@ -89,24 +87,5 @@ func WithinSurge(s Subject) Check {
 			doubt = "no MachineDeployment of " + s.String() + " is in the record"
 		}
 		return found, doubt
-	})
-}
-
-// NoKeyTwice claims that no stored manifest of the release names a key of an object twice. Whoever applies such a manifest
-// takes the last one, and what the chart wrote before is void.
-func NoKeyTwice(of history.ReleaseKey) Check {
-	return newCheck("no key twice in "+of.Name, never, func(h *history.History) (found []Evidence, doubt string) {
-		for _, r := range h.Releases(of) {
-			for _, doc := range strings.Split("\n"+r.Manifest, "\n---") {
-				var o map[string]any
-				if err := yaml.UnmarshalStrict([]byte(doc), &o); err != nil {
-					found = append(found, missing(fmt.Sprintf("Helm release %s/%s revision %d", r.Namespace, r.Name, r.Revision), err.Error()))
-				}
-			}
-		}
-		if len(h.Releases(of)) == 0 {
-			return nil, fmt.Sprintf("no revision of release %s/%s was recorded", of.Namespace, of.Name)
-		}
-		return found, ""
 	})
 }

@@ -2,7 +2,6 @@ package verify_test
 
 import (
 	"regexp"
-	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -68,21 +67,6 @@ func TestWorkers(t *testing.T) {
 	if r := verify.Workers(none, 1).Judge(ht.New().Unsettled().Read(t)); r.Verdict != verify.Inconclusive {
 		t.Errorf("nobody waited for the cluster to settle: %+v", r)
 	}
-}
-
-func TestNoKeyTwice(t *testing.T) {
-	check := verify.NoKeyTwice(history.ReleaseKey{Namespace: "t", Name: "computeplane"})
-	stored := func(revision int, text string) *unstructured.Unstructured {
-		return ht.Stored{Release: "t/computeplane", Revision: revision, Text: text, Objects: []*unstructured.Unstructured{ht.Object("HelmRelease", "t/r")}}.Secret()
-	}
-	const twice = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n  cluster: ours\n  \"cluster\": theirs\n"
-	wantEvidence(t, check.Judge(ht.New().Create(ht.Helm, stored(1, strings.Replace(twice, `"cluster"`, "other", 1))).Read(t)), verify.Passed)
-	// A later, sound revision does not undo what the first one did.
-	r := check.Judge(ht.New().Create(ht.Helm, stored(1, twice), stored(2, "")).Read(t))
-	if r.Verdict != verify.Failed || len(r.Evidence) != 1 || r.Evidence[0].Object != "Helm release t/computeplane revision 1" || !strings.Contains(r.Evidence[0].Change, `key "cluster" already set`) {
-		t.Errorf("a key twice: %+v", r)
-	}
-	wantEvidence(t, check.Judge(ht.New().Read(t)), verify.Inconclusive)
 }
 
 func TestWithinSurge(t *testing.T) {

@@ -72,13 +72,6 @@ func nothingMade(t *tenant.Tenant) verify.Check {
 	return c
 }
 
-// noKeyTwice claims that what the module rendered names no key twice.
-func noKeyTwice(t *tenant.Tenant) verify.Check {
-	c := verify.NoKeyTwice(module(t))
-	c.Name = fmt.Sprintf("no key twice %s", t.Namespace())
-	return c
-}
-
 // named gives a check a name that tells it from the same check of another pool.
 func named(name string, s verify.Subject, c verify.Check) verify.Check {
 	c.Name = fmt.Sprintf("%s %s", name, s)

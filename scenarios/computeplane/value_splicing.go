@@ -7,7 +7,8 @@ import (
 )
 
 // ValueSplicing has a group that says more than a pool's shape. The old platform never read it; once the pool's values are
-// a release's own, it must not become one of them.
+// a release's own, it must not become one of them. A key that stands twice is seen as a module that is not Ready: Flux's
+// post-renderer refuses it, whichever of the two Helm alone would take.
 func ValueSplicing() harness.Scenario {
 	t := tenant.New("splice")
 	md0 := t.ComputePlane().Pool("md0", tenant.Roles(tenant.IngressRole),
@@ -26,7 +27,6 @@ func ValueSplicing() harness.Scenario {
 		Checks: append(append(adopted(md0), managed(md0)...),
 			named("own values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
 				"cluster": tenant.PlaneCluster, "clusterReleaseName": tenant.PlaneCluster,
-				"talos": nil, "version": nil, "images": nil, "_cluster": nil, "nameOverride": nil})),
-			noKeyTwice(t)),
+				"talos": nil, "version": nil, "images": nil, "_cluster": nil, "nameOverride": nil}))),
 	}
 }

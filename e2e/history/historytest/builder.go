@@ -337,7 +337,6 @@ type Stored struct {
 	Values   map[string]any
 	Schema   string
 	Objects  []*unstructured.Unstructured
-	Text     string // a document of the manifest as it is, behind those of Objects
 }
 
 // Secret is how Helm stores it.
@@ -354,9 +353,6 @@ func (s Stored) Secret() *unstructured.Unstructured {
 			panic(err)
 		}
 		fmt.Fprintf(&manifest, "---\n# Source: chart/templates/x.yaml\n%s", text)
-	}
-	if s.Text != "" {
-		fmt.Fprintf(&manifest, "---\n%s", s.Text)
 	}
 	text, err := json.Marshal(map[string]any{
 		"name": name, "namespace": ns, "version": s.Revision, "info": map[string]any{"status": s.Status}, "manifest": manifest.String(), "config": s.Values,
