@@ -44,6 +44,27 @@ func ClonePath(s Subject, golden history.Ref, n int) Check {
 	})
 }
 
+// DisksOn claims that every disk of the subject that a DataVolume asks for is of a StorageClass, whatever class is the
+// default when.
+func DisksOn(s Subject, class string) Check {
+	return newCheck("disks of "+s.String()+" on "+class, never, func(h *history.History) (found []Evidence, doubt string) {
+		seen := false
+		for _, l := range h.Lifetimes(volumeClaims) {
+			if !s.Selects(h, l) || !anyOf(h.Ancestors(l), func(a *history.Lifetime) bool { return a.Kind == "DataVolume" }) {
+				continue
+			}
+			seen = true
+			if got := text(l.Last(), "spec", "storageClassName"); got != class {
+				found = append(found, lastOf(h, l, fmt.Sprintf("is of StorageClass %q", got)))
+			}
+		}
+		if !seen {
+			doubt = "no disk of " + s.String() + " is in the record"
+		}
+		return found, doubt
+	})
+}
+
 // clonedFrom says whether a claim's DataVolume names the golden image as its source.
 func clonedFrom(h *history.History, claim *history.Lifetime, golden history.Ref) bool {
 	return anyOf(h.Ancestors(claim), func(l *history.Lifetime) bool {

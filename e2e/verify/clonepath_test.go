@@ -78,3 +78,15 @@ func TestClonePath(t *testing.T) {
 		t.Errorf("nobody waited for the cluster to settle: %+v", r)
 	}
 }
+
+func TestDisksOn(t *testing.T) {
+	w := newWorld()
+	on := func(class string) verify.Result { return verify.DisksOn(md0, class).Judge(w.Read(t)) }
+	disk := w.md0.Workers[0].PVC
+	w.Update(ht.CDI, disk, ht.Set("spec.storageClassName", "replicated"))
+	wantEvidence(t, on("replicated"), verify.Passed)
+	wantEvidence(t, on("local"), verify.Failed, "PersistentVolumeClaim t/"+disk.GetName()+` is of StorageClass "replicated"`)
+	if r := verify.DisksOn(verify.Subject{Namespace: "elsewhere"}, "local").Judge(w.Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("nobody is there: %+v", r)
+	}
+}

@@ -17,6 +17,9 @@ func Family() harness.Family {
 			ClassMismatch(),
 			DiskTooSmall(),
 			GoldenAbsent(),
+			PrefixCollision(),
+			FrozenClass(),
+			CatalogImmutable(),
 		},
 	}
 }

@@ -19,10 +19,11 @@ import (
 )
 
 const (
-	public    = "cozy-public"
-	schematic = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
-	version   = "v1.10.6" // in the catalog
-	absent    = "v1.99.0" // not in the catalog
+	public         = "cozy-public"
+	catalogRelease = "golden-images"
+	schematic      = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
+	version        = "v1.10.6" // in the catalog
+	absent         = "v1.99.0" // not in the catalog
 )
 
 // golden is the DataVolume of the image of a version.
@@ -61,12 +62,17 @@ func release(namespace, name, chart string, values map[string]any) *unstructured
 	}}
 }
 
+// offer is a catalog of one image.
+func offer(namespace string, values map[string]any) *unstructured.Unstructured {
+	values["images"] = []any{map[string]any{"schematicID": schematic, "version": version}}
+	return release(namespace, catalogRelease, "cozystack-golden-images-default-golden-images", values)
+}
+
 // catalog is the act that every scenario begins with: the image is offered, and imported.
 func catalog() harness.Act {
-	images := []any{map[string]any{"schematicID": schematic, "version": version}}
-	offer := harness.Make(release(public, "golden-images", "cozystack-golden-images-default-golden-images", map[string]any{"images": images}))
+	begin := harness.Make(offer(public, map[string]any{}))
 	return harness.Act{Name: "catalog", Do: func(ctx context.Context, on harness.Upgraded) error {
-		if err := offer(ctx, on); err != nil {
+		if err := begin(ctx, on); err != nil {
 			return err
 		}
 		return until(ctx, on, "the image to be imported", 2*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
