@@ -17,6 +17,7 @@ func Family() harness.Family {
 			ClassMismatch(),
 			DiskTooSmall(),
 			GoldenAbsent(),
+			Isolation(),
 			PrefixCollision(),
 			FrozenClass(),
 			CatalogImmutable(),
