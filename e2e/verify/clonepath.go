@@ -47,7 +47,7 @@ func ClonePath(s Subject, golden history.Ref, n int) Check {
 // DisksOn claims that every disk of the subject that a DataVolume asks for is of a StorageClass, whatever class is the
 // default when.
 func DisksOn(s Subject, class string) Check {
-	return newCheck("disks of "+s.String()+" on "+class, never, func(h *history.History) (found []Evidence, doubt string) {
+	return newCheck("class of disks of "+s.String(), never, func(h *history.History) (found []Evidence, doubt string) {
 		seen := false
 		for _, l := range h.Lifetimes(volumeClaims) {
 			if !s.Selects(h, l) || !anyOf(h.Ancestors(l), func(a *history.Lifetime) bool { return a.Kind == "DataVolume" }) {
