@@ -119,6 +119,7 @@ func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
 	}
 	ctx, _, o := embeddedFor(t, 20*time.Minute)
 	kindsOf(t, o, "containerized-data-importer", "external-snapshotter")
+	o.NoTenants = true
 	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 40 * time.Second}
 	o.Transfer, o.ImageSize, o.Download = 700*time.Millisecond, 8<<30, func(url string) Download { return downloads(url, p.slow) }
 	simCtx, stop := context.WithCancel(ctx)

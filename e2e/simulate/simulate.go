@@ -60,6 +60,8 @@ type Options struct {
 	Transfer time.Duration
 	// ImageSize is the virtual size of every image, in bytes; 0 means 5Gi.
 	ImageSize int64
+	// NoTenants leaves the tenants' API server out, where nothing runs that needs it.
+	NoTenants bool
 	// Log gets what the stand-ins have to say.
 	Log logr.Logger
 }
@@ -120,7 +122,9 @@ func start(ctx context.Context, o Options, list []standIn) (*Simulation, error) 
 
 	// The tenants' API server takes seconds to come up; everything else is prepared meanwhile.
 	prepare, prepareCtx := errgroup.WithContext(ctx)
-	prepare.Go(func() error { return tenant.start(prepareCtx) })
+	if !o.NoTenants {
+		prepare.Go(func() error { return tenant.start(prepareCtx) })
+	}
 	managers := make([]manager.Manager, len(list))
 	prepare.Go(func() error {
 		if err := installKinds(prepareCtx, o.Admin); err != nil {
