@@ -85,7 +85,7 @@ func (r *decisionRow) report(t *testing.T) {
 }
 
 // rowsAtOnce is how many rows run side by side: each waits most of its time.
-const rowsAtOnce = 48
+const rowsAtOnce = 24
 
 // selected are the rows that -run asks for: all of them share one cluster, and none is to be run in vain.
 func selected(t *testing.T, rows []*decisionRow) []*decisionRow {
@@ -120,7 +120,7 @@ func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
 	ctx, _, o := embeddedFor(t, 20*time.Minute)
 	kindsOf(t, o, "containerized-data-importer", "external-snapshotter")
 	o.NoTenants = true
-	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 40 * time.Second}
+	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 2 * time.Minute}
 	o.Transfer, o.ImageSize, o.Download = 700*time.Millisecond, 8<<30, func(url string) Download { return downloads(url, p.slow) }
 	simCtx, stop := context.WithCancel(ctx)
 	sim, err := start(simCtx, o, []standIn{kubeletStandIn, csiStandIn, cdiStandIn})
@@ -554,7 +554,7 @@ func (l *lab) outside(ctx context.Context) (bool, error) {
 }
 
 func (l *lab) until(ctx context.Context, what string, ok wait.ConditionWithContextFunc) error {
-	if err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, ok); err != nil {
+	if err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 3*time.Minute, true, ok); err != nil {
 		return fmt.Errorf("waited in vain for %s: %w", what, err)
 	}
 	return nil
