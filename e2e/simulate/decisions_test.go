@@ -30,8 +30,11 @@ import (
 // TestDecisions runs every row of what the real CDI v1.64 was seen to do, one subtest per row. The rows are read from
 // the file in CDI_DECISIONS, else from testdata/decisions.json. They run against the stand-ins on an embedded cluster;
 // with CDI_CLUSTER=existing against the cluster in KUBECONFIG as it is, with its own CDI and CSI drivers, and no
-// stand-in is started.
+// stand-in is started. The rows take two cores ten minutes, so that they run when they are asked for alone.
 func TestDecisions(t *testing.T) {
+	if !strings.Contains(flag.Lookup("test.run").Value.String(), "Decisions") && os.Getenv("CDI_DECISIONS") == "" {
+		t.Skip("takes ten minutes: go test ./e2e/simulate -run Decisions -timeout 30m")
+	}
 	file := orElse(os.Getenv("CDI_DECISIONS"), filepath.Join("testdata", "decisions.json"))
 	data, err := os.ReadFile(file)
 	if err != nil {
