@@ -25,8 +25,8 @@ type Scenario struct {
 	Tag   string // names it, also as a label
 	Line  string // the row in a few words
 	Given []*tenant.Tenant
-	// Acts happen after the upgrade has settled, in the order of their names' first use; scenarios share them. After the last
-	// one the cluster settles again.
+	// Acts happen after the upgrade has settled, in the order of their names' first use; scenarios share them. The
+	// cluster settles between two acts of one scenario, and after the last.
 	Acts []Act
 	// ActsOnWorkers says that its acts change its own workers, so that the standing no churn ends where the first begins.
 	ActsOnWorkers bool

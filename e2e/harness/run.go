@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -387,17 +388,34 @@ func (r *run) mayFail() history.MayFail {
 	return tolerating(r.new.Profile.MayBeNotReady, mayFail(failures))
 }
 
-// acts does what the selected scenarios ask for after the upgrade, each act once, and lets the cluster settle after the last:
-// they are other tenants' matters, and each settling costs at least the quiet window.
+// acts does what the selected scenarios ask for after the upgrade, each act once. Those of one scenario build on one another,
+// so that the cluster settles between them; those of different ones are different tenants' matters, and settle together: each
+// settling costs at least the quiet window.
 func (r *run) acts(ctx context.Context) error {
-	done := map[string]bool{}
+	done, unsettled := map[string]bool{}, map[string]bool{}
 	var brings []*tenant.Pool
+	settle := func() error {
+		if len(unsettled) == 0 {
+			return nil
+		}
+		if err := r.brought(ctx, brings); err != nil {
+			return err
+		}
+		clear(unsettled)
+		brings = nil
+		return r.comeToRest(ctx)
+	}
 	for _, s := range r.scenarios {
-		for _, act := range s.Acts {
+		for i, act := range s.Acts {
 			if done[act.Name] {
 				continue
 			}
-			done[act.Name] = true
+			if slices.ContainsFunc(s.Acts[:i], func(before Act) bool { return unsettled[before.Name] }) {
+				if err := settle(); err != nil {
+					return err
+				}
+			}
+			done[act.Name], unsettled[act.Name] = true, true
 			r.progress.Printf("  %s", act.Name)
 			r.recorder.Mark(act.Name)
 			if err := act.Do(ctx, Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log}); err != nil {
@@ -406,13 +424,7 @@ func (r *run) acts(ctx context.Context) error {
 			brings = append(brings, act.Brings...)
 		}
 	}
-	if len(done) == 0 {
-		return nil
-	}
-	if err := r.brought(ctx, brings); err != nil {
-		return err
-	}
-	return r.comeToRest(ctx)
+	return settle()
 }
 
 // actBound is how long machines that an act makes may take: no controller is hurried any more, and CAPK looks every 20 s.
