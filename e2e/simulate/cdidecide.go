@@ -411,7 +411,8 @@ func smaller(source, target resource.Quantity) error {
 // validateClone refuses a clone of a claim before there is a target.
 func (c *cdi) validateClone(ctx context.Context, source *corev1.PersistentVolumeClaim, v *volume) error {
 	if s := claimContent(source); s != v.contentType() {
-		return fmt.Errorf("Source contentType (%s) and target contentType (%s) do not match", s, v.contentType()) //nolint:staticcheck // CDI's words
+		//lint:ignore ST1005 these are CDI's words
+		return fmt.Errorf("Source contentType (%s) and target contentType (%s) do not match", s, v.contentType())
 	}
 	have, _ := requested(&source.Spec)
 	if v.spec.PVC != nil {

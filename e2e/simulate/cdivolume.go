@@ -190,7 +190,8 @@ func (s *volumeSync) requiresWork(ctx context.Context) (bool, error) {
 // ownClaim makes sure that the claim is this DataVolume's.
 func (s *volumeSync) ownClaim(ctx context.Context) error {
 	if s.claim.DeletionTimestamp != nil {
-		err := fmt.Errorf("Resource %q marked for deletion", s.claim.Name) //nolint:staticcheck // CDI's words
+		//lint:ignore ST1005 these are CDI's words
+		err := fmt.Errorf("Resource %q marked for deletion", s.claim.Name)
 		s.events.Event(s.v, corev1.EventTypeWarning, "ErrResourceMarkedForDeletion", err.Error())
 		return err
 	}
@@ -202,7 +203,8 @@ func (s *volumeSync) ownClaim(ctx context.Context) error {
 		return err
 	}
 	if work {
-		err := fmt.Errorf("Resource %q already exists and is not managed by DataVolume", s.claim.Name) //nolint:staticcheck // CDI's words
+		//lint:ignore ST1005 these are CDI's words
+		err := fmt.Errorf("Resource %q already exists and is not managed by DataVolume", s.claim.Name)
 		s.events.Event(s.v, corev1.EventTypeWarning, "ErrResourceExists", err.Error())
 		return err
 	}

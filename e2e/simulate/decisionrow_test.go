@@ -298,8 +298,8 @@ func (p *play) lose(ctx context.Context, claim *corev1.PersistentVolumeClaim) er
 
 // before makes what is in the DataVolume's way.
 func (p *play) before(ctx context.Context) error {
-	if limit := regexp.MustCompile(`limited: requests.storage=(\w+)`).FindStringSubmatch(fmt.Sprintf("%s", p.row.Expected["conditions"]) +
-		fmt.Sprintf("%s", p.row.Expected["reconcileErrors"])); limit != nil && p.row.says(`ResourceQuota`) {
+	if limit := regexp.MustCompile(`limited: requests.storage=(\w+)`).FindStringSubmatch(string(p.row.Expected["conditions"]) +
+		string(p.row.Expected["reconcileErrors"])); limit != nil && p.row.says(`ResourceQuota`) {
 		q := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: p.dst, Name: "q"},
 			Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceRequestsStorage: resource.MustParse(limit[1])}}}
 		if err := p.c.Create(ctx, q); err != nil {
