@@ -1,6 +1,7 @@
 package history_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -96,6 +98,13 @@ func TestRecorderAgainstARealAPIServer(t *testing.T) {
 		return object("PersistentVolumeClaim", "cozy-system/"+name, ht.Set("spec.accessModes", []any{"ReadWriteOnce"}), ht.Set("spec.resources.requests.storage", "1Gi"))
 	}
 	admin := user("admin")
+	// A server that is ready makes its own Service a moment later; a slow machine must not put that into the history.
+	if err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := admin.Resource(core("services")).Namespace("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err == nil, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	must(admin.Resource(core("namespaces")).Create(ctx, object("Namespace", "cozy-system"), metav1.CreateOptions{}))
 	claims := func(who string) dynamic.ResourceInterface {
 		return user(who).Resource(core("persistentvolumeclaims")).Namespace("cozy-system")
