@@ -48,6 +48,8 @@ type Options struct {
 	HelmController string
 	// Entrypoint tells how the images of Jobs run on the host; may be nil.
 	Entrypoint simulate.EntrypointFunc
+	// Download is how an import fares; nil: all succeed at once.
+	Download func(url string) simulate.Download
 	// Restored says that the cluster was saved with all components on it, by a run that had other ports, keys and
 	// processes.
 	Restored bool
@@ -395,7 +397,7 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 	in.run.AtClose(log.Close)
 	o := simulate.Options{
 		Admin: in.config, Processes: in.run, Programs: in.programs.Dir, APIServer: in.programs.Path("kube-apiserver"), Entrypoint: in.options.Entrypoint,
-		Log: zap.New(zap.WriteTo(log)),
+		Log: zap.New(zap.WriteTo(log)), Download: in.options.Download,
 		As: func(ctx context.Context, namespace, name string) (*rest.Config, error) {
 			return cluster.ConfigFor(ctx, in.cluster, cluster.ServiceAccount{Namespace: namespace, Name: name})
 		},

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
 
 	"cozystack.io/upgrade-e2e/e2e/platform"
+	"cozystack.io/upgrade-e2e/e2e/simulate"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
@@ -25,11 +26,13 @@ type Scenario struct {
 	Tag   string // names it, also as a label
 	Line  string // the row in a few words
 	Given []*tenant.Tenant
-	// Acts happen after the upgrade has settled, in the order of their names' first use; scenarios share them. The
-	// cluster settles between two acts of one scenario, and after the last.
+	// Acts happen after the upgrade has settled, in rounds: everybody's first, everybody's second, and so on; scenarios
+	// share them by name. The cluster settles after each round.
 	Acts []Act
 	// ActsOnWorkers says that its acts change its own workers, so that the standing no churn ends where the first begins.
 	ActsOnWorkers bool
+	// Images is how imports fare whose URL holds the key, where CDI is a stand-in; others succeed at once.
+	Images map[string]simulate.Download
 	// MayFail are releases that the scenario leaves not Ready on purpose.
 	MayFail []Failure
 	// Checks come after the standing ones.
@@ -40,6 +43,10 @@ type Scenario struct {
 type Act struct {
 	Name string
 	Do   func(ctx context.Context, on Upgraded) error
+	// Until, if set, waits for what the act brings about, once everything of its round is done. Whether it came is for checks.
+	Until func(ctx context.Context, on Upgraded) error
+	// Last acts come after all others: they leave behind what others would stumble over.
+	Last bool
 	// Brings are pools whose machines the act makes: it lasts until they run, or actBound. Whether they run is for checks.
 	Brings []*tenant.Pool
 }
@@ -55,6 +62,18 @@ type Upgraded struct {
 // tolerated the profile's globs of releases that need not be Ready.
 func (f Family) Checks(s Scenario, target int, tolerated []string) []verify.Check {
 	return append(f.standing(s, target, tolerated), s.Checks...)
+}
+
+// download is how the import of an image fares, as the first scenario says that names its URL.
+func download(scenarios []Scenario, url string) simulate.Download {
+	for _, s := range scenarios {
+		for part, fares := range s.Images {
+			if strings.Contains(url, part) {
+				return fares
+			}
+		}
+	}
+	return simulate.Download{}
 }
 
 // Labels are what a scenario is selected by.

@@ -124,3 +124,31 @@ func TestBadOptions(t *testing.T) {
 		})
 	}
 }
+
+func TestRounds(t *testing.T) {
+	act := func(name string) Act { return Act{Name: name} }
+	last := func(name string) Act { return Act{Name: name, Last: true} }
+	for name, c := range map[string]struct {
+		scenarios []Scenario
+		want      string
+	}{
+		"nobody acts":                {[]Scenario{{}, {}}, ""},
+		"by place, shared ones once": {[]Scenario{{Acts: []Act{act("catalog"), act("a")}}, {Acts: []Act{act("catalog"), act("b"), act("c")}}}, "catalog; a b; c"},
+		"nothing left in between":    {[]Scenario{{Acts: []Act{act("x"), act("y")}}, {Acts: []Act{act("x"), act("y"), act("z")}}}, "x; y; z"},
+		"last ones after all others": {[]Scenario{{Acts: []Act{last("end"), last("very end")}}, {Acts: []Act{act("a"), act("b"), last("stop")}}}, "a; b; end stop; very end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, round := range rounds(c.scenarios) {
+				var names []string
+				for _, a := range round {
+					names = append(names, a.Name)
+				}
+				got = append(got, strings.Join(names, " "))
+			}
+			if g := strings.Join(got, "; "); g != c.want {
+				t.Errorf("got %q, want %q", g, c.want)
+			}
+		})
+	}
+}

@@ -25,6 +25,7 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/platform"
 	"cozystack.io/upgrade-e2e/e2e/process"
 	"cozystack.io/upgrade-e2e/e2e/report"
+	"cozystack.io/upgrade-e2e/e2e/simulate"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
@@ -276,6 +277,7 @@ func (r *run) install(ctx context.Context) error {
 		HelmController: engines[r.options.Flux],
 		Entrypoint:     platform.Entrypoints(r.new, r.old),
 		Restored:       r.restored,
+		Download:       func(url string) simulate.Download { return download(r.scenarios, url) },
 		Progress:       func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
 	})
 	if err != nil {
@@ -388,43 +390,64 @@ func (r *run) mayFail() history.MayFail {
 	return tolerating(r.new.Profile.MayBeNotReady, mayFail(failures))
 }
 
-// acts does what the selected scenarios ask for after the upgrade, each act once. Those of one scenario build on one another,
-// so that the cluster settles between them; those of different ones are different tenants' matters, and settle together: each
-// settling costs at least the quiet window.
+// acts does what the selected scenarios ask for after the upgrade, each act once: everybody's first acts, then everybody's
+// second ones, and so on. Those of one scenario build on one another, so that the cluster settles between the rounds; those
+// of different ones are different tenants' matters, and are waited for together: each settling costs at least the quiet window.
 func (r *run) acts(ctx context.Context) error {
-	done, unsettled := map[string]bool{}, map[string]bool{}
-	var brings []*tenant.Pool
-	settle := func() error {
-		if len(unsettled) == 0 {
-			return nil
-		}
-		if err := r.brought(ctx, brings); err != nil {
-			return err
-		}
-		clear(unsettled)
-		brings = nil
-		return r.comeToRest(ctx)
-	}
-	for _, s := range r.scenarios {
-		for i, act := range s.Acts {
-			if done[act.Name] {
-				continue
-			}
-			if slices.ContainsFunc(s.Acts[:i], func(before Act) bool { return unsettled[before.Name] }) {
-				if err := settle(); err != nil {
-					return err
-				}
-			}
-			done[act.Name], unsettled[act.Name] = true, true
+	for _, acts := range rounds(r.scenarios) {
+		var brings []*tenant.Pool
+		for _, act := range acts {
 			r.progress.Printf("  %s", act.Name)
 			r.recorder.Mark(act.Name)
-			if err := act.Do(ctx, Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log}); err != nil {
+			if err := act.Do(ctx, r.upgraded()); err != nil {
 				return fmt.Errorf("%s: %w", act.Name, err)
 			}
 			brings = append(brings, act.Brings...)
 		}
+		for _, act := range acts {
+			if act.Until == nil {
+				continue
+			}
+			if err := act.Until(ctx, r.upgraded()); err != nil {
+				return fmt.Errorf("%s: %w", act.Name, err)
+			}
+		}
+		if err := r.brought(ctx, brings); err != nil {
+			return err
+		}
+		if err := r.comeToRest(ctx); err != nil {
+			return err
+		}
 	}
-	return settle()
+	return nil
+}
+
+func (r *run) upgraded() Upgraded { return Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log} }
+
+// rounds are the acts of scenarios, each act once, by its place in its scenario; then the last ones, likewise.
+func rounds(scenarios []Scenario) [][]Act {
+	var out [][]Act
+	done := map[string]bool{}
+	for _, last := range []bool{false, true} {
+		first := len(out)
+		for _, s := range scenarios {
+			at := first
+			for _, act := range s.Acts {
+				if act.Last != last {
+					continue
+				}
+				if !done[act.Name] {
+					done[act.Name] = true
+					for len(out) <= at {
+						out = append(out, nil)
+					}
+					out[at] = append(out[at], act)
+				}
+				at++
+			}
+		}
+	}
+	return slices.DeleteFunc(out, func(acts []Act) bool { return len(acts) == 0 })
 }
 
 // actBound is how long machines that an act makes may take: no controller is hurried any more, and CAPK looks every 20 s.

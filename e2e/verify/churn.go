@@ -45,8 +45,39 @@ func NoChurn(s Subject, phases ...string) Check {
 
 // NoChurnUntil claims it for the time before a phase begins, in which the subject's workers are meant to change.
 func NoChurnUntil(s Subject, phase string) Check {
-	return noChurn(s, []string{phase}, func(h *history.History, e *history.Event) bool {
-		return anyOf(h.Marks, func(m history.Mark) bool { return m.Phase == phase && m.At == "begin" && e.When().Before(m.Time) })
+	return noChurn(s, []string{phase}, func(h *history.History, e *history.Event) bool { return !begun(h, phase, e) })
+}
+
+// NoChurnBetween claims it for the time from the beginning of one phase to the beginning of another.
+func NoChurnBetween(s Subject, from, until string) Check {
+	return noChurn(s, []string{from, until}, func(h *history.History, e *history.Event) bool { return begun(h, from, e) && !begun(h, until, e) })
+}
+
+// begun says whether a phase had begun when something happened.
+func begun(h *history.History, phase string, e *history.Event) bool {
+	return anyOf(h.Marks, func(m history.Mark) bool { return m.Phase == phase && m.At == "begin" && !e.When().Before(m.Time) })
+}
+
+// BaselineWorkersLive claims that the workers that the subject had at the baseline lived on undisturbed, whatever else
+// appeared beside them.
+func BaselineWorkersLive(s Subject) Check {
+	return newCheck("workers of the baseline live on of "+s.String(), never, func(h *history.History) (found []Evidence, doubt string) {
+		workers := 0
+		for _, l := range h.Lifetimes(virtualMachines, instances, pods, kubevirtMachines, machines, dataVolumes, volumeClaims, volumes) {
+			if !s.Selects(h, l) || !l.AtBaseline() {
+				continue
+			}
+			if l.Resource == virtualMachines {
+				workers++
+			}
+			for _, c := range churn(h, l) {
+				found = append(found, of(h, c.event, c.what))
+			}
+		}
+		if workers == 0 {
+			doubt = s.String() + " has no VirtualMachine at the baseline: there is nothing that could live on"
+		}
+		return found, doubt
 	})
 }
 

@@ -246,3 +246,62 @@ func TestEvidenceTellsWhoWhenAndWhy(t *testing.T) {
 		}
 	}
 }
+
+func TestBaselineWorkersLive(t *testing.T) {
+	check := verify.BaselineWorkersLive(md0)
+	for name, c := range map[string]struct {
+		happens func(w *world, m ht.Worker)
+		want    []string
+	}{
+		"nothing": {func(*world, ht.Worker) {}, nil},
+		"one more beside it": {func(w *world, m ht.Worker) {
+			w.Create(ht.CAPI, ht.Object("Machine", "t/kubernetes-prod-md0-abcde-1", ht.Owner(w.md0.Set)))
+		}, nil},
+		"rolled out, so far without harm": {func(w *world, m ht.Worker) {
+			w.Update(ht.Helm, w.md0.Deployment, ht.Set("spec.template.spec.infrastructureRef.name", "other"))
+		}, nil},
+		"its machine goes": {func(w *world, m ht.Worker) { w.Delete(ht.CAPI, m.VM) }, []string{"VirtualMachine " + worker + " deleted"}},
+		"a neighbour's goes": {func(w *world, m ht.Worker) {
+			w.Delete(ht.CAPI, w.large.Workers[0].VM)
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			c.happens(w, w.md0.Workers[0])
+			want := verify.Passed
+			if len(c.want) > 0 {
+				want = verify.Failed
+			}
+			wantEvidence(t, check.Judge(w.Read(t)), want, c.want...)
+		})
+	}
+	if r := verify.BaselineWorkersLive(verify.Subject{Namespace: "elsewhere"}).Judge(newWorld().Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("nobody is there: %+v", r)
+	}
+}
+
+func TestNoChurnBetween(t *testing.T) {
+	check := verify.NoChurnBetween(md0, "from", "until")
+	for name, c := range map[string]struct {
+		at   int // how many marks come before
+		want verify.Verdict
+	}{"before": {0, verify.Passed}, "in between": {1, verify.Failed}, "after": {2, verify.Passed}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			for i, phase := range []string{"from", "until", ""} {
+				if i == c.at {
+					w.Delete(ht.CAPI, w.md0.Workers[0].VM)
+				}
+				if phase != "" {
+					w.Mark(phase)
+				}
+			}
+			if r := check.Judge(w.Read(t)); r.Verdict != c.want {
+				t.Errorf("%s: %v", r.Verdict, r.Evidence)
+			}
+		})
+	}
+	if r := check.Judge(newWorld().Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("the phases never were: %+v", r)
+	}
+}

@@ -2,8 +2,10 @@ package verify
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -65,11 +67,74 @@ func DisksOn(s Subject, class string) Check {
 	})
 }
 
+// CloneWaits claims that in the end a DataVolume of the subject still waits for the golden image, and that one of its
+// conditions tells the reason.
+func CloneWaits(s Subject, golden history.Ref, because *regexp.Regexp) Check {
+	return newCheck("clone waits of "+s.String(), atTheEnd, func(h *history.History) (found []Evidence, doubt string) {
+		for _, l := range h.Lifetimes(dataVolumes) {
+			if !l.Alive() || !s.Selects(h, l) || !asksFor(l, golden) {
+				continue
+			}
+			if phase := text(l.Last(), "status", "phase"); phase == "Succeeded" || phase == "Failed" {
+				found = append(found, lastOf(h, l, "does not wait, it is "+phase))
+				continue
+			}
+			conditions, _, _ := unstructured.NestedSlice(l.Last().Object, "status", "conditions")
+			var said []string
+			for _, c := range conditions {
+				condition, _ := c.(map[string]any)
+				said = append(said, fmt.Sprintf("%v=%v %v %v", condition["type"], condition["status"], condition["reason"], condition["message"]))
+			}
+			if because.MatchString(strings.Join(said, "\n")) {
+				return nil, ""
+			}
+			found = append(found, lastOf(h, l, "waits and says "+strings.Join(said, ", ")))
+		}
+		if len(found) == 0 {
+			found = append(found, missing("disks of "+s.String(), fmt.Sprintf("no DataVolume asks for %s/%s", golden.Namespace, golden.Name)))
+		}
+		return found, ""
+	})
+}
+
+// AskedWhileImporting claims that the subject's first clone was asked for before the golden image was there: that it
+// waited is seen only then.
+func AskedWhileImporting(s Subject, golden history.Ref) Check {
+	return newCheck("asked while importing of "+s.String(), never, func(h *history.History) ([]Evidence, string) {
+		var first, imported *history.Event
+		for _, l := range h.Lifetimes(dataVolumes) {
+			if first == nil && s.Selects(h, l) && asksFor(l, golden) {
+				first = l.Events[0]
+			}
+		}
+		for _, l := range h.Named(golden) {
+			for _, e := range l.Events {
+				if imported == nil && text(e.Object, "status", "phase") == "Succeeded" {
+					imported = e
+				}
+			}
+		}
+		switch {
+		case first == nil:
+			return nil, fmt.Sprintf("no disk of %s asks for %s", s, golden.Name)
+		case imported == nil:
+			return nil, golden.Name + " was never imported"
+		case !first.When().Before(imported.When()):
+			return nil, fmt.Sprintf("%s was imported %s before a disk of %s asked for it", golden.Name, first.When().Sub(imported.When()).Round(time.Second), s)
+		}
+		return nil, ""
+	})
+}
+
+// asksFor says whether a DataVolume is a clone of the golden image.
+func asksFor(l *history.Lifetime, golden history.Ref) bool {
+	return text(l.First(), "spec", "source", "pvc", "name") == golden.Name && text(l.First(), "spec", "source", "pvc", "namespace") == golden.Namespace
+}
+
 // clonedFrom says whether a claim's DataVolume names the golden image as its source.
 func clonedFrom(h *history.History, claim *history.Lifetime, golden history.Ref) bool {
 	return anyOf(h.Ancestors(claim), func(l *history.Lifetime) bool {
-		return l.Kind == "DataVolume" && text(l.First(), "spec", "source", "pvc", "name") == golden.Name &&
-			text(l.First(), "spec", "source", "pvc", "namespace") == golden.Namespace
+		return l.Kind == "DataVolume" && asksFor(l, golden)
 	})
 }
 

@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"regexp"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -88,5 +89,66 @@ func TestDisksOn(t *testing.T) {
 	wantEvidence(t, on("local"), verify.Failed, "PersistentVolumeClaim t/"+disk.GetName()+` is of StorageClass "replicated"`)
 	if r := verify.DisksOn(verify.Subject{Namespace: "elsewhere"}, "local").Judge(w.Read(t)); r.Verdict != verify.Inconclusive {
 		t.Errorf("nobody is there: %+v", r)
+	}
+}
+
+func TestCloneWaits(t *testing.T) {
+	golden := history.Ref{Resource: "datavolumes.cdi.kubevirt.io", Namespace: "cozy-public", Name: "talos"}
+	check := verify.CloneWaits(md0, golden, regexp.MustCompile("size info missing"))
+	clone := func(w *world) *unstructured.Unstructured {
+		return ht.Object("DataVolume", "t/new-disk", ht.Owner(w.md0.Workers[0].VM), ht.Set("spec.source.pvc", map[string]any{"namespace": "cozy-public", "name": "talos"}))
+	}
+	status := func(phase, message string) func(*unstructured.Unstructured) {
+		return ht.Set("status", map[string]any{"phase": phase, "conditions": []any{
+			map[string]any{"type": "Running", "status": "False", "reason": "Error", "message": message}}})
+	}
+	for name, c := range map[string]struct {
+		status func(*unstructured.Unstructured)
+		want   string
+	}{
+		"waits, and says why":     {status("CloneScheduled", "source/target size info missing"), ""},
+		"waits for another cause": {status("CloneScheduled", "quota"), "waits and says Running=False Error quota"},
+		"does not wait":           {status("Succeeded", "source/target size info missing"), "does not wait, it is Succeeded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			dv := clone(w)
+			w.Create(ht.KubeVirt, dv).Update(ht.CDI, dv, c.status)
+			if c.want == "" {
+				wantEvidence(t, check.Judge(w.Read(t)), verify.Passed)
+			} else {
+				wantEvidence(t, check.Judge(w.Read(t)), verify.Failed, "DataVolume t/new-disk "+c.want)
+			}
+		})
+	}
+	wantEvidence(t, check.Judge(newWorld().Read(t)), verify.Failed, "disks of t/prod/md0 no DataVolume asks for cozy-public/talos")
+}
+
+func TestAskedWhileImporting(t *testing.T) {
+	golden := ht.Object("DataVolume", "cozy-public/talos", ht.Set("status.phase", "ImportInProgress"))
+	check := verify.AskedWhileImporting(md0, history.Ref{Resource: "datavolumes.cdi.kubevirt.io", Namespace: "cozy-public", Name: "talos"})
+	for name, c := range map[string]struct {
+		early bool
+		want  verify.Verdict
+	}{"while it is imported": {true, verify.Passed}, "afterwards": {false, verify.Inconclusive}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			dv := ht.Object("DataVolume", "t/new-disk", ht.Owner(w.md0.Workers[0].VM), ht.Set("spec.source.pvc", map[string]any{"namespace": "cozy-public", "name": "talos"}))
+			golden := golden.DeepCopy()
+			w.Create(ht.CDI, golden)
+			if c.early {
+				w.Create(ht.KubeVirt, dv)
+			}
+			w.Update(ht.CDI, golden, ht.Set("status.phase", "Succeeded"))
+			if !c.early {
+				w.Create(ht.KubeVirt, dv)
+			}
+			if r := check.Judge(w.Read(t)); r.Verdict != c.want {
+				t.Errorf("%s: %s", r.Verdict, r.Reason)
+			}
+		})
+	}
+	if r := check.Judge(newWorld().Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("nobody asked: %+v", r)
 	}
 }

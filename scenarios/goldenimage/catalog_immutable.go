@@ -11,17 +11,19 @@ import (
 )
 
 // CatalogImmutable says the catalog's size in other words, which is fine, then takes its class away, which is not; and gives
-// a class to a second catalog, elsewhere, that had none. Its acts come last: a catalog that is refused stays so.
+// a class to a second catalog, elsewhere, that had none.
 func CatalogImmutable() harness.Scenario {
 	const elsewhere = "cozy-system"
 	change := func(namespace, why string, values map[string]any) harness.Act {
 		return harness.Act{Name: why, Do: harness.Change(tenant.Edit{Why: why, APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease",
 			Namespace: namespace, Name: catalogRelease, Spec: map[string]any{"values": values}})}
 	}
-	refusal := func(from, to string) *regexp.Regexp {
+	says := func(from, to string) *regexp.Regexp {
 		return regexp.MustCompile(fmt.Sprintf("is of StorageClass %q and can't become one of %q", from, to))
 	}
-	taken, given := refusal("replicated", ""), refusal("", "replicated")
+	taken, given := says("replicated", ""), says("", "replicated")
+	unclassed := change(public, "the class taken away", map[string]any{"storageClass": ""})
+	unclassed.Last = true // no image can be offered any more
 	refused := func(namespace string, because *regexp.Regexp) verify.Check {
 		return named("refused", verify.Subject{Namespace: namespace}, verify.Refused(history.ReleaseKey{Namespace: namespace, Name: catalogRelease}, because))
 	}
@@ -32,7 +34,7 @@ func CatalogImmutable() harness.Scenario {
 			{Name: "catalog without a class", Do: harness.Make(offer(elsewhere, map[string]any{"storageClass": ""}))},
 			change(elsewhere, "a class given", map[string]any{"storageClass": "replicated"}),
 			change(public, "the size in other words", map[string]any{"size": "6144Mi"}),
-			change(public, "the class taken away", map[string]any{"storageClass": ""})},
+			unclassed},
 		MayFail: []harness.Failure{{Namespace: public, Release: catalogRelease, Because: taken}, {Namespace: elsewhere, Release: catalogRelease, Because: given}},
 		// The size is compared before the class: were it refused, the reason would be another one.
 		Checks: []verify.Check{refused(public, taken), refused(elsewhere, given)},

@@ -17,10 +17,16 @@ func Family() harness.Family {
 			ClassMismatch(),
 			DiskTooSmall(),
 			GoldenAbsent(),
+			GoldenFailed(),
+			GoldenImporting(),
+			InvalidTalos(),
 			Isolation(),
 			PrefixCollision(),
+			VersionBump(),
 			FrozenClass(),
+			MovedGolden(),
 			CatalogImmutable(),
+			TwoDefaults(),
 		},
 	}
 }

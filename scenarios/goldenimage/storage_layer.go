@@ -1,20 +1,29 @@
 package goldenimage
 
 import (
+	"os"
+	"strconv"
+
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
-// workers is how many disks are cloned at once.
-const workers = 6
+// workers is how many disks are cloned at once: UPGRADE_E2E_CLONES, or few enough for a run of the whole family.
+func workers() int {
+	if n, err := strconv.Atoi(os.Getenv("UPGRADE_E2E_CLONES")); err == nil && n > 0 {
+		return n
+	}
+	return 6
+}
 
 // StorageLayer makes a pool of workers whose disks are clones of one image.
 func StorageLayer() harness.Scenario {
 	const name = "storage"
+	workers := workers()
 	t := tenant.New(name)
 	t.Cluster("prod").Pool("md0")
-	clones := tenant.New(name).Cluster("prod").Pool("clones", tenant.Machines(workers))
+	clones := tenant.New(name).Cluster("prod").Pool("clones", tenant.Machines(int64(workers)))
 	pool := release(clones.Namespace(), clones.Release(), "cozystack-kubernetes-nodes-application-kubevirt-kubernetes-nodes", map[string]any{
 		"cluster": "prod", "minReplicas": int64(workers), "maxReplicas": int64(workers), "osImage": builtin(version)})
 	pool.Object["spec"].(map[string]any)["valuesFrom"] = []any{map[string]any{"kind": "Secret", "name": "cozystack-values"}}

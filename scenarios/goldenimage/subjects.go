@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,8 +23,8 @@ const (
 	public         = "cozy-public"
 	catalogRelease = "golden-images"
 	schematic      = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
-	version        = "v1.10.6" // in the catalog
-	absent         = "v1.99.0" // not in the catalog
+	version        = "v1.10.6" // in the catalog from the first act on
+	absent         = "v1.99.0" // never in the catalog
 )
 
 // golden is the DataVolume of the image of a version.
@@ -31,9 +32,13 @@ func golden(version string) history.Ref {
 	return history.Ref{Resource: "datavolumes.cdi.kubevirt.io", Namespace: public, Name: "talos-worker-" + schematic + "-" + version}
 }
 
-// builtin is osImage of a pool that is cloned from an image.
+// builtin is osImage of a pool that is cloned from an image; without a version it is the one of the pool's Talos.
 func builtin(version string) map[string]any {
-	return map[string]any{"builtin": map[string]any{"schematicID": schematic, "version": version}}
+	image := map[string]any{}
+	if version != "" {
+		image["schematicID"], image["version"] = schematic, version
+	}
+	return map[string]any{"builtin": image}
 }
 
 // subject selects a pool's objects in a record.
@@ -70,23 +75,52 @@ func offer(namespace string, values map[string]any) *unstructured.Unstructured {
 
 // catalog is the act that every scenario begins with: the image is offered, and imported.
 func catalog() harness.Act {
-	begin := harness.Make(offer(public, map[string]any{}))
-	return harness.Act{Name: "catalog", Do: func(ctx context.Context, on harness.Upgraded) error {
-		if err := begin(ctx, on); err != nil {
+	return harness.Act{Name: "catalog", Do: harness.Make(offer(public, map[string]any{})), Until: untilGolden(version, "Succeeded")}
+}
+
+// offered is a deed: the catalog gets one image more. It returns once the image is in a phase, one of CDI's.
+func offered(version, phase string) func(context.Context, harness.Upgraded) error {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		client, err := dynamic.NewForConfig(on.Env.Config)
+		if err != nil {
 			return err
 		}
-		return until(ctx, on, "the image to be imported", 2*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
-			list, err := c.Resource(dataVolumes).Namespace(public).List(ctx, metav1.ListOptions{})
-			if err != nil || len(list.Items) == 0 {
+		live, err := client.Resource(helmReleases).Namespace(public).Get(ctx, catalogRelease, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		images, _, err := unstructured.NestedSlice(live.Object, "spec", "values", "images")
+		if err != nil {
+			return err
+		}
+		images = append(images, map[string]any{"schematicID": schematic, "version": version})
+		if err := harness.Change(tenant.Edit{Why: "one image more", APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: public,
+			Name: catalogRelease, Spec: map[string]any{"values": map[string]any{"images": images}}})(ctx, on); err != nil {
+			return err
+		}
+		return untilGolden(version, phase)(ctx, on)
+	}
+}
+
+// untilGolden waits for an image to be in a phase.
+func untilGolden(version, phase string) func(context.Context, harness.Upgraded) error {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		return until(ctx, on, "image "+version+" to be "+phase, 2*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
+			image, err := c.Resource(dataVolumes).Namespace(public).Get(ctx, golden(version).Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return false, nil
+			}
+			if err != nil {
 				return false, err
 			}
-			phase, _, _ := unstructured.NestedString(list.Items[0].Object, "status", "phase")
-			return phase == "Succeeded", nil
+			now, _, _ := unstructured.NestedString(image.Object, "status", "phase")
+			return now == phase, nil
 		})
-	}}
+	}
 }
 
 var (
+	helmReleases       = schema.GroupVersionResource{Group: "helm.toolkit.fluxcd.io", Version: "v2", Resource: "helmreleases"}
 	dataVolumes        = schema.GroupVersionResource{Group: "cdi.kubevirt.io", Version: "v1beta1", Resource: "datavolumes"}
 	machineDeployments = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta1", Resource: "machinedeployments"}
 )
@@ -99,37 +133,62 @@ func ask(p *tenant.Pool, why string, version string) tenant.Edit {
 
 // switched is the act that asks for the image and waits until the pool has rolled.
 func switched(name string, p *tenant.Pool) harness.Act {
-	change := harness.Change(ask(p, name, version))
-	return harness.Act{Name: name, Do: func(ctx context.Context, on harness.Upgraded) error {
-		before := ""
-		template := func(ctx context.Context, c dynamic.Interface) (*unstructured.Unstructured, string, error) {
-			md, err := c.Resource(machineDeployments).Namespace(p.Namespace()).Get(ctx, p.Object(), metav1.GetOptions{})
-			if err != nil {
-				return nil, "", err
-			}
-			name, _, _ := unstructured.NestedString(md.Object, "spec", "template", "spec", "infrastructureRef", "name")
-			return md, name, nil
+	return rolled(name, p, harness.Change(ask(p, name, version)))
+}
+
+// rolled is an act that waits until what it does has rolled a pool.
+func rolled(name string, p *tenant.Pool, deeds ...func(context.Context, harness.Upgraded) error) harness.Act {
+	before := ""
+	template := func(ctx context.Context, c dynamic.Interface) (*unstructured.Unstructured, string, error) {
+		md, err := c.Resource(machineDeployments).Namespace(p.Namespace()).Get(ctx, p.Object(), metav1.GetOptions{})
+		if err != nil {
+			return nil, "", err
 		}
-		if err := until(ctx, on, "", 10*time.Second, func(ctx context.Context, c dynamic.Interface) (ok bool, err error) {
-			_, before, err = template(ctx, c)
-			return true, err
-		}); err != nil {
+		name, _, _ := unstructured.NestedString(md.Object, "spec", "template", "spec", "infrastructureRef", "name")
+		return md, name, nil
+	}
+	remember := func(ctx context.Context, on harness.Upgraded) error {
+		client, err := dynamic.NewForConfig(on.Env.Config)
+		if err != nil {
 			return err
 		}
-		if err := change(ctx, on); err != nil {
-			return err
-		}
-		return until(ctx, on, "pool "+p.Object()+" to roll", 5*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
-			md, now, err := template(ctx, c)
-			if err != nil || now == before {
-				return false, err
+		_, before, err = template(ctx, client)
+		return err
+	}
+	return harness.Act{Name: name, Do: inTurn(append([]func(context.Context, harness.Upgraded) error{remember}, deeds...)...),
+		Until: func(ctx context.Context, on harness.Upgraded) error {
+			return until(ctx, on, "pool "+p.Object()+" to roll", 5*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
+				md, now, err := template(ctx, c)
+				if err != nil || now == before {
+					return false, err
+				}
+				number := func(path ...string) int64 { n, _, _ := unstructured.NestedInt64(md.Object, path...); return n }
+				want := number("spec", "replicas")
+				return number("status", "observedGeneration") == md.GetGeneration() && number("status", "updatedReplicas") == want &&
+					number("status", "replicas") == want && number("status", "readyReplicas") == want, nil
+			})
+		}}
+}
+
+// inTurn does one deed after the other.
+func inTurn(deeds ...func(context.Context, harness.Upgraded) error) func(context.Context, harness.Upgraded) error {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		for _, deed := range deeds {
+			if err := deed(ctx, on); err != nil {
+				return err
 			}
-			number := func(path ...string) int64 { n, _, _ := unstructured.NestedInt64(md.Object, path...); return n }
-			want := number("spec", "replicas")
-			return number("status", "observedGeneration") == md.GetGeneration() && number("status", "updatedReplicas") == want &&
-				number("status", "replicas") == want && number("status", "readyReplicas") == want, nil
-		})
-	}}
+		}
+		return nil
+	}
+}
+
+// edits does one edit after the other.
+func edits(list ...tenant.Edit) func(context.Context, harness.Upgraded) error {
+	var deeds []func(context.Context, harness.Upgraded) error
+	for _, e := range list {
+		deeds = append(deeds, harness.Change(e))
+	}
+	return inTurn(deeds...)
 }
 
 // until waits for what an act brings about. That it does not come is for checks to say.
@@ -148,11 +207,21 @@ func until(ctx context.Context, on harness.Upgraded, what string, bound time.Dur
 
 // refused is a scenario whose pool asks for an image that it can't have: the release says why, the machines live on.
 func refused(tag, line string, t *tenant.Tenant, p *tenant.Pool, version string, because *regexp.Regexp) harness.Scenario {
-	s := subject(p)
 	return harness.Scenario{
 		Tag: tag, Line: line, Given: []*tenant.Tenant{t},
 		Acts:    []harness.Act{catalog(), {Name: tag, Do: harness.Change(ask(p, tag, version))}},
-		MayFail: []harness.Failure{{Namespace: p.Namespace(), Release: p.Release(), Because: because}},
-		Checks:  []verify.Check{named("refused", s, verify.Refused(s.PoolRelease(), because)), verify.TemplateUnchanged(s), verify.Workers(s, p.Machines())},
+		MayFail: mayFail(p, because),
+		Checks:  refusal(p, because),
 	}
+}
+
+// mayFail excuses a pool's release that is refused on purpose.
+func mayFail(p *tenant.Pool, because *regexp.Regexp) []harness.Failure {
+	return []harness.Failure{{Namespace: p.Namespace(), Release: p.Release(), Because: because}}
+}
+
+// refusal are the checks of a pool that is refused: with the reason, and nothing else happens to it.
+func refusal(p *tenant.Pool, because *regexp.Regexp) []verify.Check {
+	s := subject(p)
+	return []verify.Check{named("refused", s, verify.Refused(s.PoolRelease(), because)), verify.TemplateUnchanged(s), verify.Workers(s, p.Machines())}
 }
