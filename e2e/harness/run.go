@@ -350,7 +350,7 @@ func (r *run) log(source string, lines ...string) {
 // miss something.
 const (
 	quiet       = 6 * time.Second
-	settleBound = 4 * time.Minute
+	settleBound = 8 * time.Minute // a fleet of real charts on a busy machine takes minutes
 )
 
 func (r *run) settle(ctx context.Context) error {
