@@ -18,10 +18,11 @@ func HostileValues() harness.Scenario {
 	groups := t.Cluster("groups")
 
 	healthy := groups.Pool("md0")
+	// Cozystack adopts it as what an empty nodeGroups stands for, the bundled platform leaves it alone: both are safe.
+	implicit := null.Pool("md0", tenant.Machines(0))
 	pools := []*tenant.Pool{
 		array.Pool("md0", tenant.Machines(0)),
 		text.Pool("md0", tenant.Machines(0)),
-		null.Pool("md0", tenant.Machines(0)),
 		groups.Pool("flat", tenant.Machines(0)),
 		groups.Pool("nested", tenant.Machines(0)),
 		groups.Pool("a.b", tenant.Machines(0)),
@@ -35,7 +36,7 @@ func HostileValues() harness.Scenario {
 	}
 	groups.Break("a group a string, an object for a number, keys that are no names", map[string]any{"nodeGroups": edit})
 
-	checks := append(adopted(healthy), leftAlone(pools...)...)
+	checks := append(append(adopted(healthy), leftAlone(pools...)...), safe(subject(implicit))...)
 	for _, key := range keys {
 		checks = append(checks, named("warned of "+key, verify.Subject{Namespace: t.Namespace(), Cluster: groups.Name},
 			verify.LogLine("migration", regexp.MustCompile(`WARNING.*\bgroups\b.*\b`+key), 1)))

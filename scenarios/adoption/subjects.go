@@ -39,16 +39,18 @@ func leftAlone(pools ...*tenant.Pool) []verify.Check {
 	var checks []verify.Check
 	for _, p := range pools {
 		s := subject(p)
-		objects := verify.PoolObjects(s)
-		checks = append(checks,
-			named("not adopted", s, verify.NotAdopted(objects, s.PoolRelease())),
-			named("pinned", s, verify.Pinned(objects)),
-			named("kept", s, verify.Kept(objects)),
-			verify.TemplateUnchanged(s),
+		checks = append(append(checks, safe(s)...),
+			named("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
 			named("no release", s, verify.NeverThere(helmRelease(s.PoolRelease()))),
 			named("warned", s, verify.LogLine("migration", warning(p), 1)))
 	}
 	return checks
+}
+
+// safe claims that a pool's objects are the same as before, and pinned, whoever they belong to.
+func safe(s verify.Subject) []verify.Check {
+	objects := verify.PoolObjects(s)
+	return []verify.Check{named("pinned", s, verify.Pinned(objects)), named("kept", s, verify.Kept(objects)), verify.TemplateUnchanged(s)}
 }
 
 // named gives a check a name that tells it from the same check of another pool.
@@ -61,8 +63,9 @@ func helmRelease(k history.ReleaseKey) history.Ref {
 	return history.Ref{Resource: "helmreleases.helm.toolkit.fluxcd.io", Namespace: k.Namespace, Name: k.Name}
 }
 
-// warning matches a warning of the migration that names the pool or the release that it would have got.
+// warning matches a warning of the migration that names the pool, the release that it would have got, or all pools of its cluster.
 func warning(p *tenant.Pool) *regexp.Regexp {
 	cluster, pool := regexp.QuoteMeta(p.Cluster.Name), regexp.QuoteMeta(p.Name)
-	return regexp.MustCompile(fmt.Sprintf(`WARNING.*(\b%s\b.*\b%s\b|%s)`, cluster, pool, regexp.QuoteMeta(p.Release())))
+	return regexp.MustCompile(fmt.Sprintf(`WARNING.*(\b%[1]s\b.*\b%[2]s\b|\b%[2]s\b.*\b%[1]s\b|%[3]s|nodeGroups of cluster '?%[1]s\b)`,
+		cluster, pool, regexp.QuoteMeta(p.Release())))
 }
