@@ -14,8 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -144,16 +142,10 @@ type cdi struct {
 }
 
 func setupCDI(s *Simulation, mgr manager.Manager) error {
-	set, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
-	if err != nil {
-		return err
-	}
 	c := &cdi{client: mgr.GetClient(), reader: mgr.GetAPIReader(), sim: s, clock: &seenClaims{}, events: map[string]record.EventRecorder{}}
 	for _, name := range []string{importController, pvcCloneController, snapshotCloneController, clonePopulator, importPopulator,
 		importerController, uploadController, cloneController, profileController} {
-		broadcaster := record.NewBroadcaster()
-		broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: set.CoreV1().Events("")})
-		c.events[name] = broadcaster.NewRecorder(scheme, corev1.EventSource{Component: name})
+		c.events[name] = newRecorder(mgr.GetClient(), mgr.GetLogger(), name)
 	}
 	if err := mgr.Add(&cdiServer{cdi: c, config: mgr.GetConfig()}); err != nil {
 		return err
