@@ -170,6 +170,7 @@ func claimsOfPod(_ context.Context, o client.Object) []reconcile.Request {
 
 const (
 	sizeContainer = "size-detection"
+	sizePod       = "size-detection-" // and the UID of the claim
 	scratchWords  = "scratch space required and none found"
 	endpointEnv   = "IMPORTER_ENDPOINT"
 )

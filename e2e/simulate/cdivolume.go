@@ -495,9 +495,7 @@ const (
 	sourceCapacityKey = "cdi.Kubervirt.io/sourceCapacity"
 )
 
-func sizePodName(source *corev1.PersistentVolumeClaim) string {
-	return "size-detection-" + uidOf(source)
-}
+func sizePodName(source *corev1.PersistentVolumeClaim) string { return sizePod + uidOf(source) }
 
 // imageSize is the virtual size of the image in a claim, 0 while it is not known.
 func (s *volumeSync) imageSize(ctx context.Context, source *corev1.PersistentVolumeClaim) (int64, error) {

@@ -3,7 +3,9 @@ package simulate
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,8 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -52,19 +52,14 @@ var csiStandIn = standIn{
 type csi struct {
 	client client.Client
 	events record.EventRecorder
+	taken  sync.Map // when a snapshot was first seen taken
 }
 
 // noDriverKey is the annotation of a StorageClass whose driver is not to be registered.
 const noDriverKey = "upgrade-e2e/no-csi-driver"
 
 func setupCSI(_ *Simulation, mgr manager.Manager) error {
-	set, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
-	if err != nil {
-		return err
-	}
-	broadcaster := record.NewBroadcaster()
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: set.CoreV1().Events("")})
-	c := &csi{client: mgr.GetClient(), events: broadcaster.NewRecorder(scheme, corev1.EventSource{Component: "external-provisioner"})}
+	c := &csi{client: mgr.GetClient(), events: newRecorder(mgr.GetClient(), mgr.GetLogger(), "external-provisioner")}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-claims").For(&corev1.PersistentVolumeClaim{}).
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(c.claimsOfClass)).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(claimsOfUser)).
@@ -207,8 +202,12 @@ func (c *csi) snapshot(ctx context.Context, req ctrl.Request) (ctrl.Result, erro
 	if err := c.client.Get(ctx, req.NamespacedName, snapshot); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if _, done, _ := unstructured.NestedMap(snapshot.Object, "status"); done || snapshot.GetDeletionTimestamp() != nil {
+	_, taken, _ := unstructured.NestedMap(snapshot.Object, "status")
+	switch {
+	case snapshot.GetDeletionTimestamp() != nil, truth(snapshot, "status", "readyToUse"):
 		return ctrl.Result{}, nil
+	case taken:
+		return c.ready(ctx, snapshot)
 	}
 	class, pvc, pv := object(snapshotClassKind), &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
 	for _, read := range []struct {
@@ -244,8 +243,19 @@ func (c *csi) snapshot(ctx context.Context, req ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{}, fmt.Errorf("content of snapshot %s: %w", key(snapshot), err)
 	}
 	old := snapshot.DeepCopy()
-	set(snapshot, map[string]any{"boundVolumeSnapshotContentName": name, "creationTime": stamp(time.Now()), "readyToUse": true,
+	set(snapshot, map[string]any{"boundVolumeSnapshotContentName": name, "creationTime": stamp(time.Now()), "readyToUse": false,
 		"restoreSize": size.String()}, "status")
+	return ctrl.Result{}, client.IgnoreNotFound(c.client.Status().Patch(ctx, snapshot, client.MergeFrom(old)))
+}
+
+// ready lets a snapshot that was taken be restored from, a little later: drivers upload it or tidy up first.
+func (c *csi) ready(ctx context.Context, snapshot *unstructured.Unstructured) (ctrl.Result, error) {
+	first, _ := c.taken.LoadOrStore(snapshot.GetUID(), time.Now())
+	if left := shown - time.Since(first.(time.Time)); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	old := snapshot.DeepCopy()
+	set(snapshot, true, "status", "readyToUse")
 	return ctrl.Result{}, client.IgnoreNotFound(c.client.Status().Patch(ctx, snapshot, client.MergeFrom(old)))
 }
 
@@ -275,13 +285,17 @@ func (c *csi) mounted(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (b
 		return false, err
 	}
 	for _, pod := range pods.Items {
-		for _, v := range pod.Spec.Volumes {
-			if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name && pod.Status.StartTime != nil {
-				return true, nil
-			}
+		if pod.Status.StartTime != nil && mounts(&pod, pvc.Name) {
+			return true, nil
 		}
 	}
 	return false, nil
+}
+
+func mounts(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
+	})
 }
 
 func claimsOfUser(_ context.Context, o client.Object) []reconcile.Request {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,7 +80,7 @@ func (k *kubelet) move(ctx context.Context, pod *corev1.Pod) (ctrl.Result, error
 	d, kind := Download{}, pod.Labels[cdiPodLabel]
 	message := ""
 	switch {
-	case c.Name == sizeContainer:
+	case strings.HasPrefix(pod.Name, sizePod):
 		size := k.sim.o.ImageSize
 		if size == 0 {
 			size = defaultImage
@@ -174,7 +175,7 @@ func (k *kubelet) finishUpload(ctx context.Context, claim client.ObjectKey) erro
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if terminal(pod) || pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName != claim.Name {
+		if terminal(pod) || !mounts(pod, claim.Name) {
 			continue
 		}
 		status := endedStatus(pod, corev1.PodSucceeded, metav1.Now())
