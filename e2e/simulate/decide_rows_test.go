@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
-	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,12 +24,8 @@ import (
 // TestDecide settles the recorded rows of clones and imports without a cluster: usePopulator, strategy, fallback reason
 // and the claim's size, class and modes. TestDecisions plays them all.
 func TestDecide(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join("testdata", "decisions.json"))
+	rows, err := readRows(filepath.Join("testdata", "decisions.json"))
 	if err != nil {
-		t.Fatal(err)
-	}
-	var rows []*decisionRow
-	if err := json.Unmarshal(data, &rows); err != nil {
 		t.Fatal(err)
 	}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/testr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,20 +30,17 @@ import (
 
 // TestDecisions runs every row of what the real CDI v1.64 was seen to do, one subtest per row. The rows are read from
 // the file in CDI_DECISIONS, else from testdata/decisions.json. They run against the stand-ins on an embedded cluster;
-// with CDI_CLUSTER=existing against the cluster in KUBECONFIG as it is, with its own CDI and CSI drivers, and no
-// stand-in is started. The rows take two cores ten minutes, so that they run when they are asked for alone.
+// with CDI_CLUSTER=existing against the CDI of the cluster in KUBECONFIG, with its own nodes and CSI drivers, and no
+// stand-in is started; with CDI_CLUSTER=bare against its CDI, too, but nodes and drivers are played, for a cluster that
+// has none. The rows take minutes, so that they run when they are asked for alone.
 func TestDecisions(t *testing.T) {
 	if !strings.Contains(flag.Lookup("test.run").Value.String(), "Decisions") && os.Getenv("CDI_DECISIONS") == "" {
 		t.Skip("takes ten minutes: go test ./e2e/simulate -run Decisions -timeout 30m")
 	}
 	file := orElse(os.Getenv("CDI_DECISIONS"), filepath.Join("testdata", "decisions.json"))
-	data, err := os.ReadFile(file)
+	rows, err := readRows(file)
 	if err != nil {
 		t.Fatal(err)
-	}
-	var rows []*decisionRow
-	if err := json.Unmarshal(data, &rows); err != nil {
-		t.Fatalf("%s: %v", file, err)
 	}
 	rows = selected(t, rows)
 	ctx, config, pace := decisionCluster(t)
@@ -61,29 +59,20 @@ func TestDecisions(t *testing.T) {
 			running.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				r.problems = l.run(ctx, r)
+				t.Run(r.ID, func(t *testing.T) {
+					for _, p := range l.run(ctx, r) {
+						t.Errorf("%s: %s", r.Description, p)
+					}
+				})
 			})
 		}
 		running.Wait()
 		t.Logf("world %d: %d rows in %.0f s", i, len(world.rows), time.Since(began).Seconds())
-		for _, r := range world.rows {
-			t.Run(r.ID, r.report)
-		}
 	}
 	for _, r := range rows {
-		if r.Source == "code" {
+		if !r.played() {
 			t.Run(r.ID, func(t *testing.T) { t.Skip("read from CDI's code; the row records no situation to play") })
 		}
-	}
-}
-
-// report says what came of a row.
-func (r *decisionRow) report(t *testing.T) {
-	for _, p := range r.problems {
-		t.Error(p)
-	}
-	if t.Failed() {
-		t.Log(r.Description)
 	}
 }
 
@@ -100,7 +89,11 @@ func selected(t *testing.T, rows []*decisionRow) []*decisionRow {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.DeleteFunc(slices.Clone(rows), func(r *decisionRow) bool { return !match.MatchString(r.ID) })
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r *decisionRow) bool { return !match.MatchString(r.ID) })
+	if len(rows) == 0 {
+		t.Fatalf("no row matches %s", pattern)
+	}
+	return rows
 }
 
 // pace is how long things take that rows wait for.
@@ -112,22 +105,44 @@ type pace struct {
 
 // decisionCluster is the cluster that the rows run in.
 func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
-	if os.Getenv("CDI_CLUSTER") == "existing" {
+	slow := pace{slow: time.Minute, calm: 15 * time.Second, patience: 5 * time.Minute}
+	switch kind := os.Getenv("CDI_CLUSTER"); kind {
+	case "existing", "bare":
 		config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("CDI_CLUSTER=%s: KUBECONFIG=%s: %v", kind, os.Getenv("KUBECONFIG"), err)
 		}
 		config.QPS = -1
-		return t.Context(), config, pace{slow: time.Minute, calm: 15 * time.Second, patience: 5 * time.Minute}
+		if kind == "bare" {
+			o := Options{Admin: config, Log: testr.New(t), As: func(context.Context, string, string) (*rest.Config, error) { return config, nil }}
+			playBeside(t, t.Context(), o, slow, kubeletStandIn, csiStandIn)
+		}
+		return t.Context(), config, slow
+	case "":
+	default:
+		t.Fatalf("CDI_CLUSTER is %q, not existing or bare", kind)
 	}
-	ctx, _, o := embeddedFor(t, 20*time.Minute)
+	t.Cleanup(func() {
+		if t.Skipped() {
+			t.Error("the rows were asked for and did not run")
+		}
+	})
+	ctx, _, o := embeddedFor(t, 25*time.Minute)
 	kindsOf(t, o, "containerized-data-importer", "external-snapshotter")
+	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 4 * time.Minute}
+	playBeside(t, ctx, o, p, kubeletStandIn, csiStandIn, cdiStandIn)
+	return ctx, o.Admin, p
+}
+
+// playBeside starts the stand-ins that a cluster needs to run rows.
+func playBeside(t *testing.T, ctx context.Context, o Options, p pace, list ...standIn) {
+	t.Helper()
 	o.NoTenants = true
-	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 2 * time.Minute}
 	o.Transfer, o.ImageSize, o.Download = 700*time.Millisecond, 8<<30, func(url string) Download { return downloads(url, p.slow) }
-	simCtx, stop := context.WithCancel(ctx)
-	sim, err := start(simCtx, o, []standIn{kubeletStandIn, csiStandIn, cdiStandIn})
+	ctx, stop := context.WithCancel(ctx)
+	sim, err := start(ctx, o, list)
 	if err != nil {
+		stop()
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -136,7 +151,6 @@ func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
 			t.Error(err)
 		}
 	})
-	return ctx, o.Admin, p
 }
 
 // downloads plays the images that the rows name.
@@ -169,8 +183,6 @@ type decisionRow struct {
 	Source      string                     `json:"source"`
 	Given       given                      `json:"given"`
 	Expected    map[string]json.RawMessage `json:"expected"`
-
-	problems []string
 }
 
 func (r *decisionRow) says(pattern string) bool {
@@ -272,7 +284,7 @@ func worlds(rows []*decisionRow) []*world {
 	}
 next:
 	for _, r := range rows {
-		if r.Source == "code" {
+		if !r.played() {
 			continue
 		}
 		need := r.classes()
@@ -434,7 +446,7 @@ func (l *lab) makeClass(ctx context.Context, w *world, c *givenClass, isDefault 
 	}
 	for _, r := range w.rows { // what a row says of its target's class
 		if found := regexp.MustCompile(`StorageClass annotation cdi.kubevirt.io/clone-strategy=(\S+)`).FindStringSubmatch(r.Description); found != nil &&
-			r.Given.Target.StorageClass.Name == c.Name {
+			r.Given.Target.StorageClass != nil && r.Given.Target.StorageClass.Name == c.Name {
 			sc.Annotations[cloneStrategyClassKey] = found[1]
 		}
 	}
@@ -570,19 +582,23 @@ type spot struct {
 	uids    map[string]string                        // of claims that ever were, by name
 	helpers map[string]bool                          // kinds and names that ever were
 	here    map[string]bool                          // kinds and names that are there
+	latest  map[string]client.Object                 // by kind and name, as last seen
 	phases  map[string][]string                      // of DataVolumes
 	clones  map[string][]string                      // of claims: phases of the clone populator
 	pods    map[string][]string                      // of claims: phases of the pod that works on them
 	events  map[string]map[string]bool               // by object, "Kind Type Reason"
+	words   map[string]map[string]bool               // by object, what its events say, whoever wrote them
+	proofs  map[string]bool                          // phases that must have been, for what they make was there
 	changed time.Time
+	noted   time.Time // as changed, events included
 }
 
 func (l *lab) spot(namespace string) *spot {
 	s := l.spots[namespace]
 	if s == nil {
 		s = &spot{volumes: map[string]*unstructured.Unstructured{}, claims: map[string]*corev1.PersistentVolumeClaim{}, uids: map[string]string{},
-			helpers: map[string]bool{}, here: map[string]bool{}, phases: map[string][]string{}, clones: map[string][]string{}, pods: map[string][]string{},
-			events: map[string]map[string]bool{}, changed: time.Now()}
+			helpers: map[string]bool{}, here: map[string]bool{}, latest: map[string]client.Object{}, phases: map[string][]string{}, clones: map[string][]string{}, pods: map[string][]string{},
+			events: map[string]map[string]bool{}, words: map[string]map[string]bool{}, proofs: map[string]bool{}, changed: time.Now()}
 		l.spots[namespace] = s
 	}
 	return s
@@ -630,13 +646,15 @@ func (l *lab) note(o client.Object, event string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.spot(o.GetNamespace())
+	s.noted = time.Now()
 	kind := reflect.TypeOf(o).Elem().Name()
 	switch o := o.(type) {
 	case *corev1.Event:
 		about := o.InvolvedObject.Kind + "/" + o.InvolvedObject.Name
 		if s.events[about] == nil {
-			s.events[about] = map[string]bool{}
+			s.events[about], s.words[about] = map[string]bool{}, map[string]bool{}
 		}
+		s.words[about][o.Message] = true
 		if ofCDI[o.Source.Component] && !(ofOthers[o.Reason] && o.InvolvedObject.Kind == claimKindName) {
 			s.events[about][o.InvolvedObject.Kind+" "+o.Type+" "+o.Reason] = true
 		}
@@ -660,18 +678,26 @@ func (l *lab) note(o client.Object, event string) {
 		if p := o.Annotations[podPhaseKey]; p != "" {
 			s.pods[o.Name] = appendNew(s.pods[o.Name], p)
 		}
+		if ref := o.Spec.DataSourceRef; ref != nil && ref.Kind == snapshotName {
+			s.proofs["CloneFromSnapshotSourceInProgress"] = true
+		}
 	case *corev1.Pod:
+		s.latest[kind+"/"+o.Name] = o
 		component := o.Labels[cdiPodLabel]
 		if component == "" {
 			return
 		}
 		kind += ":" + component
+		s.proofs[phaseOfPod[component]] = o.Status.Phase == corev1.PodRunning || s.proofs[phaseOfPod[component]]
 	}
 	name := kind + "/" + o.GetName()
-	s.helpers[name] = true
+	s.helpers[name], s.latest[name] = true, o
 	s.here[name] = event != "DELETED"
-	s.changed = time.Now()
+	s.changed = s.noted
 }
+
+// phaseOfPod is the phase in which one of CDI's pods runs.
+var phaseOfPod = map[string]string{"cdi-populator-prep": "PrepClaimInProgress", "cdi-clone-source": "CloneInProgress"}
 
 // ofCDI are the controllers whose events count.
 var ofCDI = map[string]bool{importController: true, pvcCloneController: true, snapshotCloneController: true, clonePopulator: true,

@@ -80,7 +80,7 @@ func embeddedFor(t *testing.T, bound time.Duration) (context.Context, *cluster.E
 // kindsOf installs the CRDs of components, or skips the test when they are not built.
 func kindsOf(t *testing.T, o Options, components ...string) {
 	t.Helper()
-	options := envtest.CRDInstallOptions{ErrorIfPathMissing: true}
+	options := envtest.CRDInstallOptions{ErrorIfPathMissing: true, MaxTime: 2 * time.Minute}
 	for _, name := range components {
 		path := filepath.Join(o.Programs, "manifests", name+".yaml")
 		if _, err := os.Stat(path); err != nil {

@@ -114,16 +114,18 @@ func start(ctx context.Context, o Options, list []standIn) (*Simulation, error) 
 	s.SetNudge(o.NudgeCAPK)
 	s.SetEntrypoint(o.Entrypoint)
 
-	tenant, err := newTenantAPI(o)
-	if err != nil {
-		return nil, err
+	if !o.NoTenants {
+		tenant, err := newTenantAPI(o)
+		if err != nil {
+			return nil, err
+		}
+		s.tenant = tenant
 	}
-	s.tenant = tenant
 
 	// The tenants' API server takes seconds to come up; everything else is prepared meanwhile.
 	prepare, prepareCtx := errgroup.WithContext(ctx)
 	if !o.NoTenants {
-		prepare.Go(func() error { return tenant.start(prepareCtx) })
+		prepare.Go(func() error { return s.tenant.start(prepareCtx) })
 	}
 	managers := make([]manager.Manager, len(list))
 	prepare.Go(func() error {
