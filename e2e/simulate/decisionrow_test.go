@@ -579,7 +579,7 @@ func (p *play) settle(ctx context.Context, look func()) error {
 			enough /= 6 // nothing comes after it
 		}
 		switch still := time.Since(changed); {
-		case len(p.problems) == 0 && still > enough, still > 20*p.pace.calm, time.Since(began) > p.pace.patience:
+		case len(p.problems) == 0 && still > enough, still > 40*p.pace.calm, time.Since(began) > p.pace.patience:
 			return nil
 		}
 		select {
@@ -1152,6 +1152,11 @@ func (p *play) served(ctx context.Context) error {
 }
 
 func (p *play) compareServed() {
+	volume, ok := p.latest(p.dst, dataVolumeKind.Kind+"/"+p.disk).(*unstructured.Unstructured)
+	if !ok {
+		p.wrong("the DataVolume was not seen")
+		return
+	}
 	s := p.seen()
 	for _, name := range []string{"finalPhase", "progress", "strategy", "bytesCrossPodNetwork"} {
 		if want, ok := p.row.Expected[name]; ok {
@@ -1161,8 +1166,6 @@ func (p *play) compareServed() {
 	if want, ok := p.row.Expected["polledPhases"]; ok {
 		p.comparePhases(want, s)
 	}
-	var volume *unstructured.Unstructured
-	p.look(p.dst, func(s *spot) { volume = s.volumes[p.disk] })
 	for _, a := range p.list(p.row.Expected["annotationsAddedByController"]) {
 		k, v, hasValue := strings.Cut(a, "=")
 		if got := annotation(volume, k); got == nil || hasValue && *got != v {
