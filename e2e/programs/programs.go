@@ -22,6 +22,7 @@ import (
 // from it and the manifest that is generated from it.
 type tool struct {
 	folder   string
+	name     string // what it is asked for by, where that is not the folder
 	module   string // path of the Go module whose version counts
 	programs []program
 	// versions are packages whose gitVersion the linker sets. Unset, CAPI
@@ -104,6 +105,21 @@ func all() []tool {
 			programs: []program{{"etcd", "."}},
 		},
 		{
+			// What a node runs beside the control plane.
+			folder: "kubernetes", name: NodeImage, module: "k8s.io/kubernetes", optional: true,
+			programs: []program{
+				{"kubelet", k8s + "kubelet"},
+				{"kubeadm", k8s + "kubeadm"},
+				{"kube-proxy", k8s + "kube-proxy"},
+				{"pause", "./pause"},
+			},
+			versions: []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"},
+		},
+		{
+			folder: "coredns", name: NodeImage, module: "github.com/coredns/coredns", optional: true,
+			programs: []program{{"coredns", "."}},
+		},
+		{
 			folder: "source-controller", module: "github.com/fluxcd/source-controller",
 			manifest: &manifest{},
 		},
@@ -119,25 +135,36 @@ func all() []tool {
 	}
 }
 
+// NodeImage asks Build and Find for the programs that only a node image needs.
+const NodeImage = "node-image"
+
+// called is what the tool is asked for by.
+func (t tool) called() string {
+	if t.name != "" {
+		return t.name
+	}
+	return t.folder
+}
+
 // wanted are the tools to build or find: all but the optional ones that extra
 // doesn't name.
 func wanted(tools []tool, extra []string) ([]tool, error) {
 	for _, name := range extra {
-		if !slices.ContainsFunc(tools, func(t tool) bool { return t.folder == name }) {
+		if !slices.ContainsFunc(tools, func(t tool) bool { return t.called() == name }) {
 			return nil, &BuildError{Err: fmt.Errorf("no program %q; there are %s", name, strings.Join(folders(tools), ", "))}
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(tools), func(t tool) bool {
-		return t.optional && !slices.Contains(extra, t.folder)
+		return t.optional && !slices.Contains(extra, t.called())
 	}), nil
 }
 
 func folders(tools []tool) []string {
 	var names []string
 	for _, t := range tools {
-		names = append(names, t.folder)
+		names = append(names, t.called())
 	}
-	return names
+	return slices.Compact(names)
 }
 
 // Programs are the built programs and manifests below one root.
