@@ -182,11 +182,25 @@ func sweepRun(dir string) (string, error) {
 		return "", nil // alive, or its reaper is at work
 	}
 	killed, err := killCookie(dir)
+	if left := endLeaves(dir); left != nil {
+		// Its lock stays, so that the next sweep tries again: what is left may take a service that does not run now.
+		return fmt.Sprintf("swept %s: killed %d processes%s; %v", dir, len(killed), pidList(killed), left), err
+	}
 	if err == nil {
 		err = removeState(dir)
 	}
 	return fmt.Sprintf("swept %s: killed %d processes%s, removed its state",
 		dir, len(killed), pidList(killed)), err
+}
+
+// Held tells whether a run, here or in another process, holds dir.
+func Held(dir string) bool {
+	lock, err := os.OpenFile(lockPath(dir), os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer lock.Close()
+	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
 }
 
 func pidList(pids []int) string {
@@ -200,10 +214,13 @@ func pidList(pids []int) string {
 	return " (" + strings.Join(s, ", ") + ")"
 }
 
-// endRun kills what carries dir's cookie and removes dir's state and lock. Only
-// the holder of the lock may call it.
+// endRun kills what carries dir's cookie, ends what else the run leaves and
+// removes dir's state and lock. Only the holder of the lock may call it.
 func endRun(dir string) error {
 	_, err := killCookie(dir)
+	if left := endLeaves(dir); left != nil {
+		return errors.Join(err, left) // the lock stays: a sweep tries again
+	}
 	return errors.Join(err, removeState(dir))
 }
 
