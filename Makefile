@@ -24,7 +24,7 @@ FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(S
         $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
         $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
 
-.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge tools test unit lint clean command
+.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge tools node-image test unit lint clean command
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
 
 tools: command ## build the programs that a cluster consists of (some 20 minutes on 2 cores, once)
 	@$(CMD) tools
+
+node-image: command ## build the image of kind's nodes from Debian packages and Go modules, for PROVIDER=kind (as root)
+	@$(CMD) node-image
 
 test: tools unit ## unit tests with the race detector, and one embedded run per family
 	@$(CMD) run
