@@ -47,14 +47,22 @@ func (a *Authority) PEM() []byte {
 }
 
 // WriteServing writes dir/tls.crt and dir/tls.key, a certificate for a server on
-// 127.0.0.1 that also answers to localhost and the given DNS names.
+// 127.0.0.1 that also answers to localhost and the given DNS names and addresses.
 func (a *Authority) WriteServing(dir string, names ...string) error {
-	return a.write(dir, x509.Certificate{
+	template := x509.Certificate{
 		Subject:     pkix.Name{CommonName: "localhost"},
-		DNSNames:    append([]string{"localhost"}, names...),
+		DNSNames:    []string{"localhost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})
+	}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	return a.write(dir, template)
 }
 
 // WriteClient writes dir/tls.crt and dir/tls.key, a client certificate with

@@ -100,7 +100,7 @@ func readTestManifest(t *testing.T) *manifest {
 	if err := os.WriteFile(path, []byte(testManifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m, err := readManifest(path, server{port: 1234, ca: []byte("authority")})
+	m, err := readManifest(path, server{host: "127.0.0.1", port: 1234, ca: []byte("authority")})
 	if err != nil {
 		t.Fatal(err)
 	}

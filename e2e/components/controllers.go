@@ -151,13 +151,20 @@ func (in *installer) prepare(c controller) (*started, error) {
 			return nil, err
 		}
 	}
+	host := "127.0.0.1"
+	if e, ok := in.cluster.(exposer); ok && c.serves {
+		var err error
+		if host, err = e.Expose(s.webhook); err != nil {
+			return nil, err
+		}
+	}
 	s.certs = in.run.State("certs", c.name)
-	if err := in.ca.WriteServing(s.certs, "virt-api.kubevirt.svc"); err != nil {
+	if err := in.ca.WriteServing(s.certs, host, "virt-api.kubevirt.svc"); err != nil {
 		return nil, err
 	}
 	s.version = in.programs.Version(c.name)
 	var err error
-	s.manifest, err = readManifest(in.programs.Manifest(c.installs), server{port: s.webhook, ca: in.ca.PEM()})
+	s.manifest, err = readManifest(in.programs.Manifest(c.installs), server{host: host, port: s.webhook, ca: in.ca.PEM()})
 	if err != nil {
 		return nil, err
 	}

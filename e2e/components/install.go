@@ -69,6 +69,12 @@ type Installed struct {
 // etcd is a provider whose etcd can be shared by the tenants' API server.
 type etcd interface{ EtcdURL() string }
 
+// exposer is a provider whose API server is not on this machine's loopback: it
+// reaches a port there once that is exposed, at the host that comes back.
+type exposer interface {
+	Expose(port int) (host string, err error)
+}
+
 // Install installs all components and returns once each of them works. The
 // controllers are processes of the cluster's run and end with it; the stand-ins
 // end with ctx. An object that is there already is brought to what it should be.
@@ -405,6 +411,9 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 	if e, ok := in.cluster.(etcd); ok {
 		o.EtcdURL = e.EtcdURL()
 	}
+	if e, ok := in.cluster.(exposer); ok {
+		o.Expose = e.Expose
+	}
 	return simulate.Start(ctx, o)
 }
 
@@ -412,8 +421,13 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 // cluster.
 func (in *installer) fidelity() []Fidelity {
 	var rows []Fidelity
-	for _, name := range cluster.ControlPlane() {
-		rows = append(rows, Fidelity{Component: name, Version: in.programs.Version(name), Real: true})
+	real, how := cluster.ControlPlane(), ""
+	node, onNode := in.cluster.(interface{ Node() []string })
+	if onNode {
+		real, how = append(real, node.Node()...), "in a container that is a node"
+	}
+	for _, name := range real {
+		rows = append(rows, Fidelity{Component: name, Version: in.programs.Version(name), Real: true, Why: how})
 	}
 	for _, c := range in.controllers {
 		rows = append(rows, Fidelity{Component: c.name, Version: c.version, Real: true, Why: "as a process, as " + c.account.String()})
@@ -424,7 +438,7 @@ func (in *installer) fidelity() []Fidelity {
 	} {
 		rows = append(rows, Fidelity{Component: row.name, Version: in.programs.Version(row.name), Why: row.why})
 	}
-	for _, row := range simulate.Fidelity() {
+	for _, row := range simulate.Fidelity(onNode) {
 		rows = append(rows, Fidelity{Component: row.Component, Why: row.Why})
 	}
 	return rows

@@ -27,9 +27,10 @@ type manifest struct {
 	deployment *appsv1.Deployment // nil when the manifest has none
 }
 
-// server is where a component's webhooks and aggregated APIs are served, on
-// 127.0.0.1, and the authority of its certificate.
+// server is where the API server reaches a component's webhooks and aggregated
+// APIs, and the authority of its certificate.
 type server struct {
+	host string // an address, or a name that resolves without a cluster
 	port int
 	ca   []byte // PEM
 }
@@ -106,7 +107,7 @@ func (s server) byURL(clientConfig map[string]any) error {
 		return err
 	}
 	delete(clientConfig, "service")
-	clientConfig["url"] = fmt.Sprintf("https://127.0.0.1:%d/%s", s.port, strings.TrimPrefix(path, "/"))
+	clientConfig["url"] = fmt.Sprintf("https://%s:%d/%s", s.host, s.port, strings.TrimPrefix(path, "/"))
 	clientConfig["caBundle"] = s.caBundle()
 	return nil
 }
@@ -159,8 +160,12 @@ func (s server) serveAPI(u *unstructured.Unstructured) error {
 // externalName makes a Service a name for this machine, since there are no
 // endpoints and nobody who would route to them.
 func (s server) externalName(u *unstructured.Unstructured) error {
+	name := s.host
+	if name == "127.0.0.1" {
+		name = "localhost"
+	}
 	return unstructured.SetNestedMap(u.Object, map[string]any{
-		"type": string(corev1.ServiceTypeExternalName), "externalName": "localhost",
+		"type": string(corev1.ServiceTypeExternalName), "externalName": name,
 	}, "spec")
 }
 

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -12,7 +14,7 @@ import (
 const (
 	EnvOld       = "UPGRADE_E2E_OLD"       // platform tree, dir or dir@git-ref
 	EnvNew       = "UPGRADE_E2E_NEW"       // the same, to upgrade to
-	EnvProvider  = "UPGRADE_E2E_PROVIDER"  // embedded
+	EnvProvider  = "UPGRADE_E2E_PROVIDER"  // embedded or kind
 	EnvFlux      = "UPGRADE_E2E_FLUX"      // helm-controller: 1.6 (Helm 4) or 1.4 (Helm 3)
 	EnvKeep      = "UPGRADE_E2E_KEEP"      // 1: leave the cluster running until interrupted
 	EnvDir       = "UPGRADE_E2E_DIR"       // run folder; made when it is not there
@@ -74,8 +76,8 @@ func FromEnvironment(family string) (Options, error) {
 			return Options{}, usagef("SEED=%s is not a whole number", s)
 		}
 	}
-	if o.Provider != "embedded" {
-		return Options{}, usagef("PROVIDER=%s is not known; this version runs PROVIDER=embedded", o.Provider)
+	if !slices.Contains(providers, o.Provider) {
+		return Options{}, usagef("PROVIDER=%s is not known; there are %s", o.Provider, strings.Join(providers, ", "))
 	}
 	if _, ok := engines[o.Flux]; !ok {
 		return Options{}, usagef("FLUX=%s is not known; FLUX=1.6 (Helm 4) or FLUX=1.4 (Helm 3)", o.Flux)

@@ -22,6 +22,7 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/cluster"
 	"cozystack.io/upgrade-e2e/e2e/components"
 	"cozystack.io/upgrade-e2e/e2e/history"
+	"cozystack.io/upgrade-e2e/e2e/nodeimage"
 	"cozystack.io/upgrade-e2e/e2e/platform"
 	"cozystack.io/upgrade-e2e/e2e/process"
 	"cozystack.io/upgrade-e2e/e2e/report"
@@ -72,6 +73,10 @@ func (s *Suite) Main(m *testing.M) int {
 		s.env = env.NewWithConfig(cfg)
 		return m.Run()
 	}
+	node, err := nodeImage(context.Background(), o)
+	if err != nil {
+		return usage(err)
+	}
 	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, breakOff := context.WithCancelCause(signalled)
@@ -79,7 +84,7 @@ func (s *Suite) Main(m *testing.M) int {
 	if s.env, err = env.NewWithContext(ctx, cfg); err != nil {
 		return usage(err)
 	}
-	s.run = &run{options: o, family: s.family, scenarios: selected, programs: programs, breakOff: breakOff,
+	s.run = &run{options: o, family: s.family, scenarios: selected, programs: programs, node: node, breakOff: breakOff,
 		progress: newProgress(os.Stdout), judged: map[string]report.Scenario{}}
 	r := s.run
 	s.env.Setup(
@@ -136,6 +141,7 @@ type run struct {
 	family    Family
 	scenarios []Scenario
 	programs  cluster.Programs
+	node      *nodeimage.Image // nil: the provider has no nodes
 	progress  *progress
 	begun     time.Time
 	seconds   report.Seconds
@@ -180,10 +186,17 @@ func (r *run) step(name string, seconds *float64, do func(context.Context) error
 }
 
 // open takes the run folder and ends what killed runs beside it have left.
-func (r *run) open(context.Context) error {
+func (r *run) open(ctx context.Context) error {
 	swept, err := process.Sweep(filepath.Dir(r.options.Dir))
 	if err != nil {
 		return err
+	}
+	if r.node != nil {
+		clusters, err := cluster.SweepKind(ctx)
+		if err != nil {
+			return err
+		}
+		swept = append(swept, clusters...)
 	}
 	for _, line := range swept {
 		r.progress.Printf("  %s", line)
@@ -247,11 +260,7 @@ func (r *run) version(ctx context.Context, name, spec, overlay string) (*platfor
 }
 
 func (r *run) boot(ctx context.Context) error {
-	embedded := cluster.NewEmbedded(r.processes, r.programs)
-	if r.restored {
-		embedded.From(r.snapshot.etcd())
-	}
-	r.cluster = embedded
+	r.cluster = r.provider()
 	if _, err := r.cluster.SetDefaults().Create(ctx); err != nil {
 		return err
 	}
@@ -268,7 +277,7 @@ func (r *run) boot(ctx context.Context) error {
 		// Before helm-controller starts: it would try for minutes to fetch from the address of the run before.
 		return platform.Publish(ctx, r.env, r.old)
 	}
-	return nil
+	return r.loadHooks(ctx)
 }
 
 func (r *run) install(ctx context.Context) error {
@@ -533,7 +542,7 @@ func (r *run) finish(ctx context.Context, _ *envconf.Config) (context.Context, e
 		err = errors.Join(err, r.installed.Simulation.Wait())
 	}
 	if r.cluster != nil {
-		err = errors.Join(err, r.cluster.Destroy(end))
+		err = errors.Join(err, r.exportNodes(end, result.Verdict), r.cluster.Destroy(end))
 	}
 	if r.processes != nil {
 		err = errors.Join(err, r.processes.Close())

@@ -70,6 +70,8 @@ type Env struct {
 	Migrated func() error
 	// PublishFirst publishes the new charts before the hook instead of after it: the mistake of defect 39.
 	PublishFirst bool
+	// RealPods says that pods of Jobs run on a node that is no stand-in, which has their logs.
+	RealPods bool
 	// HookTimeout bounds the platform chart's hooks; 0 means 10 minutes.
 	HookTimeout time.Duration
 }

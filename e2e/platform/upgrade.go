@@ -271,7 +271,12 @@ func (e *Env) attempts(ctx context.Context, config *rest.Config, job string) ([]
 				attempt.Exit = int(c.State.Terminated.ExitCode)
 			}
 		}
-		if attempt.Log, err = e.podLog(pod); err != nil {
+		if e.RealPods {
+			attempt.Log, err = e.realPodLog(ctx, client, pod)
+		} else {
+			attempt.Log, err = e.podLog(pod)
+		}
+		if err != nil {
 			return nil, err
 		}
 		attempts = append(attempts, attempt)

@@ -56,7 +56,15 @@ func (s *cdiServer) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	serving, err := authority.server("127.0.0.1")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	host, address, err := s.cdi.sim.reachedAt(listener.Addr())
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	serving, err := authority.server(host)
 	if err != nil {
 		return err
 	}
@@ -64,17 +72,14 @@ func (s *cdiServer) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
-	if err != nil {
-		return err
-	}
+	listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
 	handle := http.NewServeMux()
 	handle.HandleFunc(mutatePath, review(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse { return s.mutate(ctx, r) }))
 	handle.HandleFunc(validatePath, review(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse { return s.validate(ctx, r) }))
 	server := &http.Server{Handler: handle, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	if err := register(ctx, c, listener.Addr().String(), authority.certPEM); err != nil {
+	if err := register(ctx, c, address, authority.certPEM); err != nil {
 		return errors.Join(err, server.Close())
 	}
 	select {

@@ -8,11 +8,22 @@ type FidelityRow struct {
 	Why string
 }
 
-// Fidelity is a row for every stand-in.
-func Fidelity() []FidelityRow {
-	return []FidelityRow{
+// Fidelity is a row for every stand-in. On a cluster with real nodes pods of Jobs are not played.
+func Fidelity(realNodes bool) []FidelityRow {
+	if realNodes {
+		return append([]FidelityRow{{"nodes of VMs", "two nodes beside the real one, for no guest can run there: their pods run as soon as they are " +
+			"scheduled and do nothing; pods of Jobs run on the real node if it has their image, which is so for the platforms' own hooks, " +
+			"else as processes of this machine; controllers' webhooks are reached by the gateway of the nodes' network"}}, played()...)
+	}
+	return append([]FidelityRow{
 		{"nodes, kubelet", "no machine has two of them with a container runtime: pods run as soon as they are scheduled and do nothing; " +
 			"those of Jobs run as processes of the host under their own ServiceAccount's token, sh being bash, killed without SIGTERM"},
+	}, played()...)
+}
+
+// played is what is played on every cluster.
+func played() []FidelityRow {
+	return []FidelityRow{
 		{"virt-handler, guests", "no KVM is assumed: guests boot, migrate and shut down in no time and have no agent"},
 		{"CSI driver", "volumes are PersistentVolume objects without data, cloned, restored from snapshots and expanded as objects; binding and scheduling are real; nothing is attached"},
 		{"CDI", "its main module can't be built: http imports and clones of claims and snapshots are admitted and decided as CDI 1.64 does and transfer nothing; no uploads, registries, cron imports or volumes made beforehand"},

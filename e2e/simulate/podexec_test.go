@@ -119,7 +119,7 @@ func TestEveryStandInHasItsOwnIdentityAndAFidelityRow(t *testing.T) {
 			}
 		}
 	}
-	if len(slices.Collect(maps.Keys(identities))) != 7 || len(Fidelity()) != 8 {
-		t.Errorf("%d identities, %d rows", len(identities), len(Fidelity()))
+	if len(slices.Collect(maps.Keys(identities))) != 7 || len(Fidelity(false)) != 8 || len(Fidelity(true)) != 8 {
+		t.Errorf("%d identities, %d rows", len(identities), len(Fidelity(false)))
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +56,8 @@ type Options struct {
 	Entrypoint EntrypointFunc
 	// NudgeCAPK starts with nudging on, see Simulation.SetNudge.
 	NudgeCAPK bool
+	// Expose lets the API server reach a port of 127.0.0.1, at the host that it returns; nil where it is on this machine.
+	Expose func(port int) (host string, err error)
 	// Download tells how importers fare with an image; nil means that all succeed.
 	Download func(url string) Download
 	// Transfer is how long CDI's pods run; 0 means that they end as soon as they were seen running.
@@ -80,6 +84,18 @@ type Simulation struct {
 	entrypoint atomic.Pointer[EntrypointFunc]
 
 	wait func() error
+}
+
+// reachedAt is where the API server reaches what listens at an address of 127.0.0.1.
+func (s *Simulation) reachedAt(listening net.Addr) (host, address string, err error) {
+	at := listening.(*net.TCPAddr)
+	if s.o.Expose == nil {
+		return at.IP.String(), at.String(), nil
+	}
+	if host, err = s.o.Expose(at.Port); err != nil {
+		return "", "", err
+	}
+	return host, net.JoinHostPort(host, strconv.Itoa(at.Port)), nil
 }
 
 // standIn is one identity and what runs under it.

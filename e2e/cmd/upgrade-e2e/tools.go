@@ -1,26 +1,33 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
+	"cozystack.io/upgrade-e2e/e2e/cluster"
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/process"
+	"cozystack.io/upgrade-e2e/e2e/programs"
 )
 
 func toolsCommand() *cobra.Command {
 	var flux string
+	var node bool
 	cmd := &cobra.Command{Use: "tools", Short: "Build the programs that a cluster consists of into bin/", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root, err := harness.Root()
 			if err != nil {
 				return err
 			}
+			if node {
+				return programs.Build(cmd.Context(), root, cmd.OutOrStdout(), programs.NodeImage)
+			}
 			return build(cmd.Context(), root, flux, cmd.OutOrStdout())
 		}}
+	cmd.Flags().BoolVar(&node, "node-image", false, "also those of a kind node, for node-image to be run as root")
 	cmd.Flags().StringVar(&flux, "flux", "", "also the helm-controller of this version: 1.4")
 	return cmd
 }
@@ -33,9 +40,10 @@ func cleanCommand() *cobra.Command {
 				return err
 			}
 			swept, err := process.Sweep(filepath.Join(root, "_artifacts"))
-			for _, line := range swept {
+			clusters, kindErr := cluster.SweepKind(cmd.Context())
+			for _, line := range append(swept, clusters...) {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
-			return err
+			return errors.Join(err, kindErr)
 		}}
 }

@@ -1,0 +1,127 @@
+package cluster
+
+import (
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
+	"sigs.k8s.io/yaml"
+
+	"cozystack.io/upgrade-e2e/e2e/process"
+	"cozystack.io/upgrade-e2e/kindconfig"
+)
+
+func TestKindConfigMountsTheAuditLog(t *testing.T) {
+	var config v1alpha4.Cluster
+	if err := yaml.UnmarshalStrict([]byte(strings.ReplaceAll(kindconfig.One, "${AUDIT_DIR}", `"/run a/logs"`)), &config); err != nil {
+		t.Fatal(err)
+	}
+	if len(config.Nodes) != 1 || len(config.Nodes[0].ExtraMounts) != 1 {
+		t.Fatalf("nodes %+v", config.Nodes)
+	}
+	if mount := config.Nodes[0].ExtraMounts[0]; mount.HostPath != "/run a/logs" || mount.ContainerPath != auditMount {
+		t.Errorf("mount %+v", mount)
+	}
+	var kubeadm struct {
+		APIServer struct {
+			ExtraArgs    map[string]string
+			ExtraVolumes []struct{ HostPath, MountPath string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(config.KubeadmConfigPatches[0]), &kubeadm); err != nil {
+		t.Fatal(err)
+	}
+	if got := kubeadm.APIServer.ExtraArgs["audit-log-path"]; got != auditMount+"/audit.log" {
+		t.Errorf("audit log at %q", got)
+	}
+	if v := kubeadm.APIServer.ExtraVolumes; len(v) != 1 || v[0].HostPath != auditMount || v[0].MountPath != auditMount {
+		t.Errorf("volumes %+v", v)
+	}
+}
+
+func TestExposeRelaysToLoopback(t *testing.T) {
+	run, err := process.Open(filepath.Join(t.TempDir(), "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run.Close()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		for {
+			conn, err := server.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "hello from "+conn.LocalAddr().(*net.TCPAddr).IP.String())
+			conn.Close()
+		}
+	}()
+	k := NewKind(run, nil, "image")
+	port := server.Addr().(*net.TCPAddr).Port
+	if _, err := k.Expose(port); err == nil {
+		t.Error("exposed before the cluster was there")
+	}
+	k.gateway = "127.0.0.2" // any address of this machine but the server's
+	host, err := k.Expose(port)
+	if err != nil || host != k.gateway {
+		t.Fatalf("exposed at %q, %v", host, err)
+	}
+	conn, err := net.Dial("tcp", net.JoinHostPort(host, strings.Split(server.Addr().String(), ":")[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello from 127.0.0.1" {
+		t.Errorf("the server says %q, %v", got, err)
+	}
+}
+
+func TestKindClusterIsNamedAfterItsRun(t *testing.T) {
+	names := map[string]bool{}
+	for _, dir := range []string{"a", "b"} {
+		run, err := process.Open(filepath.Join(t.TempDir(), dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := NewKind(run, nil, "image").name
+		if err := run.Close(); err != nil {
+			t.Fatal(err)
+		}
+		// Host names have 63 characters, and kind appends the node's role.
+		if !strings.HasPrefix(name, kindPrefix) || len(name+"-control-plane") > 63 {
+			t.Errorf("name %q", name)
+		}
+		names[name] = true
+	}
+	if len(names) != 2 {
+		t.Errorf("two runs share %v", names)
+	}
+}
+
+func TestWithoutDockerThereIsNothingToSweep(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if lines, err := SweepKind(t.Context()); err != nil || len(lines) != 0 {
+		t.Errorf("swept %q, %v", lines, err)
+	}
+}
+
+func TestLookedUpDropsTheTagBesideADigest(t *testing.T) {
+	for reference, want := range map[string]string{
+		"ghcr.io/a/b:v1":             "ghcr.io/a/b:v1",
+		"ghcr.io/a/b:v1@sha256:0":    "ghcr.io/a/b@sha256:0",
+		"ghcr.io/a/b@sha256:0":       "ghcr.io/a/b@sha256:0",
+		"host:5000/a/b@sha256:0":     "host:5000/a/b@sha256:0",
+		"host:5000/a/b:v1@sha256:0a": "host:5000/a/b@sha256:0a",
+	} {
+		if got := lookedUp(reference); got != want {
+			t.Errorf("%s is looked up as %s, want %s", reference, got, want)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"cozystack.io/upgrade-e2e/e2e/cluster"
+	"cozystack.io/upgrade-e2e/e2e/nodeimage"
+	"cozystack.io/upgrade-e2e/e2e/platform"
+	"cozystack.io/upgrade-e2e/e2e/verify"
+)
+
+// providers are what PROVIDER may name.
+var providers = []string{"embedded", "kind"}
+
+// nodeImage finds the image of kind's nodes; nil for a provider that has none.
+func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
+	if o.Provider != "kind" {
+		return nil, nil
+	}
+	image, err := nodeimage.Find(ctx, o.Root)
+	if err != nil {
+		return nil, err
+	}
+	there, err := image.Exists(ctx)
+	if err == nil && !there {
+		err = usagef("kind: there is no node image %s; run `make node-image`", image.Ref)
+	}
+	return image, err
+}
+
+// provider is the cluster that PROVIDER names, not made yet.
+func (r *run) provider() cluster.Provider {
+	if r.node != nil {
+		return cluster.NewKind(r.processes, r.programs, r.node.Ref)
+	}
+	embedded := cluster.NewEmbedded(r.processes, r.programs)
+	if r.restored {
+		embedded.From(r.snapshot.etcd())
+	}
+	return embedded
+}
+
+// loader is a cluster with nodes that run images.
+type loader interface {
+	Load(ctx context.Context, archive string, as map[string]string) error
+}
+
+// loadHooks puts the images of both platforms' hooks onto the nodes. Between releases both may have one name; it is the
+// upgrade's then.
+func (r *run) loadHooks(ctx context.Context) error {
+	nodes, ok := r.cluster.(loader)
+	if !ok {
+		return nil
+	}
+	r.env.RealPods = true
+	images, as := map[string]v1.Image{}, map[string]string{}
+	for _, v := range []*platform.Version{r.new, r.old} {
+		files, entrypoint, err := v.MigrationFiles()
+		if err != nil {
+			return err
+		}
+		if as[v.MigrationImage] != "" || len(files) == 0 {
+			continue
+		}
+		name := fmt.Sprintf("docker.io/upgrade-e2e/hook:%d", len(as))
+		if images[name], err = nodeimage.Hooked(r.node.Hook, files, entrypoint); err != nil {
+			return err
+		}
+		as[v.MigrationImage] = name
+	}
+	if len(as) == 0 {
+		return nil
+	}
+	archive, err := os.Create(r.processes.State("hooks.tar"))
+	if err != nil {
+		return err
+	}
+	err = nodeimage.WriteArchive(archive, images)
+	if closed := archive.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return fmt.Errorf("write images of hooks: %w", err)
+	}
+	return nodes.Load(ctx, archive.Name(), as)
+}
+
+// exportNodes keeps the logs of real nodes when there is something to look for.
+func (r *run) exportNodes(ctx context.Context, verdict verify.Verdict) error {
+	if _, ok := r.cluster.(loader); !ok || verdict == verify.Passed {
+		return nil
+	}
+	return r.cluster.ExportLogs(ctx, filepath.Join(r.options.Dir, "logs", "nodes"))
+}
