@@ -139,6 +139,10 @@ func ReleaseWaiting(hr, artifact *unstructured.Unstructured, mayFail MayFail) st
 		return ""
 	}
 	status, generation, message := condition(hr, "Ready")
+	// Flux 1.4 says only "Will retry after 30s" there, and why in Released.
+	if released, _, why := condition(hr, "Released"); status == "False" && released == "False" && !strings.Contains(message, why) {
+		message += ": " + why
+	}
 	switch {
 	case deleting(hr):
 		return "is being deleted"
