@@ -45,17 +45,17 @@ func NoChurn(s Subject, phases ...string) Check {
 
 // NoChurnUntil claims it for the time before a phase begins, in which the subject's workers are meant to change.
 func NoChurnUntil(s Subject, phase string) Check {
-	return noChurn(s, []string{phase}, func(h *history.History, e *history.Event) bool { return !begun(h, phase, e) })
+	return noChurn(s, []string{phase}, func(h *history.History, e *history.Event) bool { return before(h, phase, e) })
 }
 
 // NoChurnBetween claims it for the time from the beginning of one phase to the beginning of another.
 func NoChurnBetween(s Subject, from, until string) Check {
-	return noChurn(s, []string{from, until}, func(h *history.History, e *history.Event) bool { return begun(h, from, e) && !begun(h, until, e) })
+	return noChurn(s, []string{from, until}, func(h *history.History, e *history.Event) bool { return !before(h, from, e) && before(h, until, e) })
 }
 
-// begun says whether a phase had begun when something happened.
-func begun(h *history.History, phase string, e *history.Event) bool {
-	return anyOf(h.Marks, func(m history.Mark) bool { return m.Phase == phase && m.At == "begin" && !e.When().Before(m.Time) })
+// before says whether something happened before the beginning of a phase that was.
+func before(h *history.History, phase string, e *history.Event) bool {
+	return anyOf(h.Marks, func(m history.Mark) bool { return m.Phase == phase && m.At == "begin" && e.When().Before(m.Time) })
 }
 
 // BaselineWorkersLive claims that the workers that the subject had at the baseline lived on undisturbed, whatever else
