@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/compression"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -121,11 +120,11 @@ func (b *builder) hookImage(context.Context) error {
 
 // writeNode writes the archive of the node's image, whose one layer is the tar archive at layer.
 func writeNode(archive, reference, layer string) error {
-	l, err := tarball.LayerFromFile(layer, tarball.WithCompression(compression.None))
+	plain, err := newPlainLayer(layer)
 	if err != nil {
 		return err
 	}
-	image, err := imageOf(l, v1.Config{
+	image, err := imageOf(plain, v1.Config{
 		Env: []string{"container=docker", searchPath}, Entrypoint: []string{"/usr/local/bin/entrypoint", "/sbin/init"},
 		StopSignal: "SIGRTMIN+3", // systemd's
 	})
