@@ -34,8 +34,7 @@ func FrozenClass() harness.Scenario {
 	t := tenant.New(name)
 	md0 := t.Cluster("prod").Pool("md0")
 	two := tenant.New(name).Cluster("prod").Pool("md0", tenant.Machines(2))
-	render := tenant.Edit{Why: "any change, so that the pool is rendered again", APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease",
-		Namespace: md0.Namespace(), Name: md0.Release(), Spec: map[string]any{"values": map[string]any{"nodeStartupTimeout": "11m"}}}
+	render := set(md0, "any change, so that the pool is rendered again", map[string]any{"nodeStartupTimeout": "11m"})
 	scale := tenant.Edit{Why: "as the autoscaler does", APIVersion: "cluster.x-k8s.io/v1beta1", Kind: "MachineDeployment",
 		Namespace: md0.Namespace(), Name: md0.Object(), Spec: map[string]any{"replicas": int64(2)}}
 	return harness.Scenario{

@@ -27,8 +27,7 @@ func Isolation() harness.Scenario {
 	s := subject(p)
 	own := rights(t.Namespace())
 	because := regexp.MustCompile(`schematicID`)
-	climb := tenant.Edit{Why: "a path for a schematic", APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: p.Namespace(), Name: p.Release(),
-		Spec: map[string]any{"values": map[string]any{"osImage": map[string]any{"builtin": map[string]any{"schematicID": "../tenant-neighbour/disk"}}}}}
+	climb := set(p, "a path for a schematic", map[string]any{"osImage": map[string]any{"builtin": map[string]any{"schematicID": "../tenant-neighbour/disk"}}})
 	return harness.Scenario{
 		Tag:   "isolation",
 		Line:  "a tenant's own credentials: may clone the image, may not create, change or delete beside it, nor clone a neighbour's disk, nor name a path",

@@ -125,10 +125,15 @@ var (
 	machineDeployments = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta1", Resource: "machinedeployments"}
 )
 
-// ask sets a pool's osImage, as its owner would.
-func ask(p *tenant.Pool, why string, version string) tenant.Edit {
+// set changes values of a pool, as its owner would.
+func set(p *tenant.Pool, why string, values map[string]any) tenant.Edit {
 	return tenant.Edit{Why: why, APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: p.Namespace(), Name: p.Release(),
-		Spec: map[string]any{"values": map[string]any{"osImage": builtin(version)}}}
+		Spec: map[string]any{"values": values}}
+}
+
+// ask sets a pool's osImage.
+func ask(p *tenant.Pool, why string, version string) tenant.Edit {
+	return set(p, why, map[string]any{"osImage": builtin(version)})
 }
 
 // switched is the act that asks for the image and waits until the pool has rolled.

@@ -70,8 +70,7 @@ func VersionBump() harness.Scenario {
 	t := tenant.New("bump")
 	md0 := t.Cluster("prod").Pool("md0")
 	because := regexp.MustCompile(golden(bumped).Name + ` does not exist`)
-	bump := ask(md0, "a newer Talos than there is an image of", "")
-	bump.Spec = map[string]any{"values": map[string]any{"talos": map[string]any{"version": bumped}}}
+	bump := set(md0, "a newer Talos than there is an image of", map[string]any{"talos": map[string]any{"version": bumped}})
 	const newer, offer = "a newer Talos", "the newer Talos' image"
 	s := subject(md0)
 	return harness.Scenario{
@@ -103,9 +102,7 @@ func InvalidTalos() harness.Scenario {
 		{"version", "version", "v1.13"}, {"schematic", "schematicID", "AbC123"}, {"factory", "imageFactoryURL", ""},
 	} {
 		p := prod.Pool(bad.pool)
-		e := ask(p, "invalid "+bad.field, "")
-		e.Spec = map[string]any{"values": map[string]any{"talos": map[string]any{bad.field: bad.value}}}
-		invalid = append(invalid, e)
+		invalid = append(invalid, set(p, "invalid "+bad.field, map[string]any{"talos": map[string]any{bad.field: bad.value}}))
 		because := regexp.MustCompile(`talos/` + bad.field)
 		out.MayFail = append(out.MayFail, mayFail(p, because)...)
 		out.Checks = append(out.Checks, refusal(p, because)...)
