@@ -18,6 +18,7 @@ import (
 type Family struct {
 	Name      string
 	Line      string // what the family is about, in a few words
+	Invalid   error  // a UsageError: its environment asks for what can't be
 	Scenarios []Scenario
 }
 
@@ -84,6 +85,9 @@ func (s Scenario) Labels(family string) map[string][]string {
 // selected are the scenarios that e2e-framework will run with these flags, by the same rule: every wanted key has one of
 // the wanted values, and no unwanted one is there.
 func (f Family) selected(cfg *envconf.Config) ([]Scenario, error) {
+	if f.Invalid != nil {
+		return nil, f.Invalid
+	}
 	for _, wanted := range []map[string][]string{cfg.Labels(), cfg.SkipLabels()} {
 		for _, tag := range wanted["tag"] {
 			if !f.Has(tag) {

@@ -7,11 +7,13 @@ import "cozystack.io/upgrade-e2e/e2e/harness"
 
 // Family lists the scenarios; they share one cluster, one fleet and one upgrade.
 func Family() harness.Family {
+	clones, err := clones()
 	return harness.Family{
-		Name: "goldenimage",
-		Line: "disks cloned from one image: by the storage or not at all, and only for pools that ask for it",
+		Name:    "goldenimage",
+		Line:    "disks cloned from one image: by the storage or not at all, and only for pools that ask for it",
+		Invalid: err,
 		Scenarios: []harness.Scenario{
-			StorageLayer(),
+			StorageLayer(clones),
 			NotAdopting(),
 			OptIn(),
 			ClassMismatch(),

@@ -1,6 +1,7 @@
 package goldenimage
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 
@@ -9,18 +10,26 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
-// workers is how many disks are cloned at once: UPGRADE_E2E_CLONES, or few enough for a run of the whole family.
-func workers() int {
-	if n, err := strconv.Atoi(os.Getenv("UPGRADE_E2E_CLONES")); err == nil && n > 0 {
-		return n
+// envClones is how many workers are cloned from one image at a time.
+const envClones = "UPGRADE_E2E_CLONES"
+
+// clones is what envClones asks for, or few enough for a run of the whole family.
+func clones() (int, error) {
+	const few = 6
+	s := os.Getenv(envClones)
+	if s == "" {
+		return few, nil
 	}
-	return 6
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return few, harness.UsageError{Line: fmt.Sprintf("%s=%s is not a number of workers, 1 or more", envClones, s)}
+	}
+	return n, nil
 }
 
 // StorageLayer makes a pool of workers whose disks are clones of one image.
-func StorageLayer() harness.Scenario {
+func StorageLayer(workers int) harness.Scenario {
 	const name = "storage"
-	workers := workers()
 	t := tenant.New(name)
 	t.Cluster("prod").Pool("md0")
 	clones := tenant.New(name).Cluster("prod").Pool("clones", tenant.Machines(int64(workers)))

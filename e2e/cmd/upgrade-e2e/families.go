@@ -44,6 +44,9 @@ func choose(name string, tags, skip []string) ([]harness.Family, error) {
 		if slices.ContainsFunc(f.Tags(), func(tag string) bool {
 			return (len(tags) == 0 || slices.Contains(tags, tag)) && !slices.Contains(skip, tag)
 		}) {
+			if f.Invalid != nil {
+				return nil, f.Invalid
+			}
 			out = append(out, f)
 		}
 	}
