@@ -235,7 +235,7 @@ func (s *cdiServer) source(ctx context.Context, dv *unstructured.Unstructured, n
 	source := spec.Source
 	if ref := spec.SourceRef; ref != nil && ref.Kind == dataSourceKind.Kind {
 		var err error
-		if source, err = s.cdi.dataSource(ctx, s.cdi.client, keyOf(orElse(ptr.Deref(ref.Namespace, ""), namespace), ref.Name)); err != nil {
+		if source, err = s.cdi.dataSource(ctx, s.cdi.reader, keyOf(orElse(ptr.Deref(ref.Namespace, ""), namespace), ref.Name)); err != nil {
 			return cloneSource{}, err
 		}
 	}

@@ -116,16 +116,19 @@ func (s *volumeSync) run(ctx context.Context) error {
 	return save()
 }
 
+func (s *volumeSync) succeeded() bool {
+	return text(s.v.Unstructured, "status", "phase") == "Succeeded"
+}
+
 // cleanUp removes what a DataVolume needs no more.
 func (s *volumeSync) cleanUp(ctx context.Context) error {
-	done := text(s.v.Unstructured, "status", "phase") == "Succeeded"
 	if !s.v.isClone() {
-		if isTrue(s.v, usePopulatorKey) && done && s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) {
+		if isTrue(s.v, usePopulatorKey) && s.succeeded() && s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) {
 			return s.removeSource(ctx, importSourceKind.Kind, s.v.GetNamespace())
 		}
 		return nil
 	}
-	if s.v.GetDeletionTimestamp() == nil && !done {
+	if s.v.GetDeletionTimestamp() == nil && !s.succeeded() {
 		return nil
 	}
 	if err := s.removeSource(ctx, cloneSourceKind.Kind, s.v.clone.Namespace); err != nil {
@@ -217,7 +220,7 @@ func (s *volumeSync) ownClaim(ctx context.Context) error {
 
 // importStep makes the claim of an import and, for the populator, the description of its source.
 func (s *volumeSync) importStep(ctx context.Context) error {
-	done := s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) && text(s.v.Unstructured, "status", "phase") == "Succeeded"
+	done := s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) && s.succeeded()
 	if s.populator && !done {
 		source := map[string]any{"blank": map[string]any{}}
 		if http := s.v.spec.Source.HTTP; http != nil {
@@ -362,12 +365,14 @@ func (s *volumeSync) cloneStep(ctx context.Context) error {
 		}
 	}
 	if s.populator {
-		ref := map[string]any{"kind": s.v.clone.kind, "name": s.v.clone.Name}
-		if s.v.clone.kind == snapshotName {
-			ref["apiGroup"] = snapshotKind.Group
-		}
-		if err := s.describe(ctx, cloneSourceKind.Kind, s.v.clone.Namespace, map[string]any{"source": ref}); err != nil {
-			return err
+		if !s.succeeded() { // cleanUp would remove it again, and so on
+			ref := map[string]any{"kind": s.v.clone.kind, "name": s.v.clone.Name}
+			if s.v.clone.kind == snapshotName {
+				ref["apiGroup"] = snapshotKind.Group
+			}
+			if err := s.describe(ctx, cloneSourceKind.Kind, s.v.clone.Namespace, map[string]any{"source": ref}); err != nil {
+				return err
+			}
 		}
 		if t := s.claim.Annotations[cloneTypeKey]; t != "" {
 			annotate(s.v, cloneTypeKey, t)

@@ -131,7 +131,7 @@ func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
 	})
 	ctx, _, o := embeddedFor(t, 25*time.Minute)
 	kindsOf(t, o, "containerized-data-importer", "external-snapshotter")
-	p := pace{slow: 5 * time.Second, calm: 3 * time.Second, patience: 4 * time.Minute}
+	p := pace{slow: time.Minute, calm: 3 * time.Second, patience: 4 * time.Minute}
 	playBeside(t, ctx, o, p, kubeletStandIn, csiStandIn, cdiStandIn)
 	return ctx, o.Admin, p
 }
@@ -140,7 +140,7 @@ func decisionCluster(t *testing.T) (context.Context, *rest.Config, pace) {
 func playBeside(t *testing.T, ctx context.Context, o Options, p pace, list ...standIn) {
 	t.Helper()
 	o.NoTenants = true
-	o.Transfer, o.ImageSize, o.Download = 700*time.Millisecond, 8<<30, func(url string) Download { return downloads(url, p.slow) }
+	o.Transfer, o.ImageSize, o.Download = 10*time.Second, 8<<30, func(url string) Download { return downloads(url, p.slow) }
 	ctx, stop := context.WithCancel(ctx)
 	sim, err := start(ctx, o, list)
 	if err != nil {
@@ -584,6 +584,7 @@ type spot struct {
 	uids    map[string]string                        // of claims that ever were, by name
 	helpers map[string]bool                          // kinds and names that ever were
 	here    map[string]bool                          // kinds and names that are there
+	again   map[string]bool                          // kinds and names that were made once more
 	latest  map[string]client.Object                 // by kind and name, as last seen
 	phases  map[string][]string                      // of DataVolumes
 	clones  map[string][]string                      // of claims: phases of the clone populator
@@ -599,7 +600,7 @@ func (l *lab) spot(namespace string) *spot {
 	s := l.spots[namespace]
 	if s == nil {
 		s = &spot{volumes: map[string]*unstructured.Unstructured{}, claims: map[string]*corev1.PersistentVolumeClaim{}, uids: map[string]string{},
-			helpers: map[string]bool{}, here: map[string]bool{}, latest: map[string]client.Object{}, phases: map[string][]string{}, clones: map[string][]string{}, pods: map[string][]string{},
+			helpers: map[string]bool{}, here: map[string]bool{}, again: map[string]bool{}, latest: map[string]client.Object{}, phases: map[string][]string{}, clones: map[string][]string{}, pods: map[string][]string{},
 			events: map[string]map[string]bool{}, words: map[string]map[string]bool{}, proofs: map[string]bool{}, changed: time.Now()}
 		l.spots[namespace] = s
 	}
@@ -693,6 +694,7 @@ func (l *lab) note(o client.Object, event string) {
 		s.proofs[phaseOfPod[component]] = o.Status.Phase == corev1.PodRunning || s.proofs[phaseOfPod[component]]
 	}
 	name := kind + "/" + o.GetName()
+	s.again[name] = s.again[name] || event == "ADDED" && s.helpers[name]
 	s.helpers[name], s.latest[name] = true, o
 	s.here[name] = event != "DELETED"
 	s.changed = s.noted

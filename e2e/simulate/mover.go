@@ -125,7 +125,7 @@ func (k *kubelet) move(ctx context.Context, pod *corev1.Pod) (ctrl.Result, error
 }
 
 // shown is how long a state stays, so that controllers that look at the latest only see each.
-const shown = time.Second
+const shown = 2 * time.Second
 
 // later does something when a container has been in its state for long enough. Times in a status are whole seconds.
 func (k *kubelet) later(pod *corev1.Pod, since time.Time, takes time.Duration, do func() error) (ctrl.Result, error) {
