@@ -15,6 +15,7 @@ KEEP      ?=
 ARTIFACTS ?=
 SEED      ?=
 DEFECT    ?=
+JOIN      ?=
 RUN       ?=
 SNAPSHOTS ?=
 N         ?= 20
@@ -38,8 +39,8 @@ e2e-repeat: command ## the same upgrade N=20 times, and what differs: TAGS= and 
 e2e-list: command ## families and scenarios, one line each
 	@$(CMD) list
 
-e2e-defects: command ## plant each defect and show what turns red: DEFECT=n TAGS= ARTIFACTS=
-	@$(CMD) defects $(if $(DEFECT),--defect=$(DEFECT)) $(if $(TAGS),--tags=$(TAGS)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)')
+e2e-defects: command ## plant each defect and show what turns red: DEFECT=n TAGS= ARTIFACTS=, or JOIN="dir dir" of earlier calls
+	@$(CMD) defects $(if $(JOIN),join $(JOIN)) $(if $(DEFECT),--defect=$(DEFECT)) $(if $(TAGS),--tags=$(TAGS)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)')
 
 e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
 	@$(CMD) judge $(or $(RUN),_artifacts/latest)

@@ -79,22 +79,14 @@ func defectsCommand() *cobra.Command {
 			}
 			matrix(out, rows)
 			fmt.Fprintf(out, "%d defects in %.0f s\n", len(rows), time.Since(begin).Seconds())
-			if err := writeJSON(filepath.Join(dir, "defects.json"), rows); err != nil {
-				return err
-			}
-			if err := os.WriteFile(filepath.Join(dir, "defects.md"), []byte(table(rows)), 0o644); err != nil {
+			if err := write(dir, rows); err != nil {
 				return err
 			}
 			if err := latest(artifacts, dir); err != nil {
 				return err
 			}
 			fmt.Fprintf(out, "artifacts: %s\n", dir)
-			for _, r := range rows {
-				if len(r.Missed) > 0 {
-					return verdictError(harness.ExitFail)
-				}
-			}
-			return nil
+			return verdictOf(rows)
 		}}
 	cmd.Flags().IntSliceVar(&numbers, "defect", nil, "only these (all)")
 	cmd.Flags().IntVar(&parallel, "parallel", 0, "how many at a time (one per core, as far as there are 5 GiB of memory for each)")
@@ -102,7 +94,66 @@ func defectsCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
 	cmd.Flags().StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
 	f.provider, f.snapshots = "embedded", true
+	cmd.AddCommand(joinCommand())
 	return cmd
+}
+
+// joinCommand makes one matrix of those of several calls: a long one can be split, and a mended defect planted again alone.
+func joinCommand() *cobra.Command {
+	return &cobra.Command{Use: "join DIR...", Short: "Print one matrix of the artifacts of several calls; of a defect the last one counts", Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, dirs []string) error {
+			var rows []row
+			for _, dir := range dirs {
+				more, err := readRows(dir)
+				if err != nil {
+					return err
+				}
+				rows = join(rows, more)
+			}
+			matrix(cmd.OutOrStdout(), rows)
+			fmt.Fprintf(cmd.OutOrStdout(), "\n%s", table(rows))
+			return verdictOf(rows)
+		}}
+}
+
+func readRows(dir string) ([]row, error) {
+	file := filepath.Join(dir, "defects.json")
+	body, err := os.ReadFile(file)
+	if err != nil {
+		return nil, harness.UsageError{Line: fmt.Sprintf("%s is not a folder of make e2e-defects: %v", dir, err)}
+	}
+	var rows []row
+	if err := json.Unmarshal(body, &rows); err != nil {
+		return nil, harness.UsageError{Line: fmt.Sprintf("%s: %v", file, err)}
+	}
+	return rows, nil
+}
+
+// join replaces those of rows that are in more, adds the others, and sorts by number.
+func join(rows, more []row) []row {
+	out := slices.DeleteFunc(slices.Clone(rows), func(r row) bool {
+		return slices.ContainsFunc(more, func(m row) bool { return m.Number == r.Number })
+	})
+	out = append(out, more...)
+	slices.SortStableFunc(out, func(a, b row) int { return cmp.Compare(a.Number, b.Number) })
+	return out
+}
+
+// write leaves the matrix in a folder, for programs and for the docs.
+func write(dir string, rows []row) error {
+	if err := writeJSON(filepath.Join(dir, "defects.json"), rows); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "defects.md"), []byte(table(rows)), 0o644)
+}
+
+func verdictOf(rows []row) error {
+	for _, r := range rows {
+		if len(r.Missed) > 0 {
+			return verdictError(harness.ExitFail)
+		}
+	}
+	return nil
 }
 
 // roomFor is how many of n runs have room in memory at a time, at least one. A run of a whole family takes some 4 GiB.

@@ -161,3 +161,24 @@ func TestTable(t *testing.T) {
 		t.Errorf("%s\nshould end with\n%s", got, want)
 	}
 }
+
+// A defect that was mended and planted again counts once, as it was the last time.
+func TestJoin(t *testing.T) {
+	got := join([]row{{Number: 12, Missed: []string{"long-names is red"}}, {Number: 4, Name: "first"}}, []row{{Number: 12}, {Number: 2}})
+	var numbers []int
+	for _, r := range got {
+		numbers = append(numbers, r.Number)
+	}
+	if !slices.Equal(numbers, []int{2, 4, 12}) || verdictOf(got) != nil {
+		t.Errorf("%+v, verdict %v", got, verdictOf(got))
+	}
+	if verdictOf(join(got, []row{{Number: 2, Missed: []string{"not caught"}}})) == nil {
+		t.Error("the last time it was not caught, and the matrix says nothing")
+	}
+}
+
+func TestJoinNeedsAMatrix(t *testing.T) {
+	if _, err := readRows(t.TempDir()); !errors.As(err, new(harness.UsageError)) {
+		t.Errorf("a folder without a matrix: %v", err)
+	}
+}
