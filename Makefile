@@ -59,10 +59,11 @@ unit: ## unit tests with the race detector
 	@# One package at a time: several boot a whole cluster, and two of those starve each other on two cores.
 	@$(GO) tool gotestsum --format=pkgname-and-test-fails -- -race -p=1 $$($(GO) list ./... | grep -v /scenarios/)
 
-lint: ## gofmt, go vet, staticcheck
+lint: ## gofmt, go vet, staticcheck, actionlint
 	@test -z "$$(gofmt -l e2e scenarios fixtures tools)" || { gofmt -l e2e scenarios fixtures tools; exit 1; }
 	@$(GO) vet ./...
 	@$(GO) tool staticcheck ./...
+	@$(GO) tool actionlint
 
 clean: command ## end what killed runs left behind, remove built programs and artifacts
 	@$(CMD) clean
