@@ -285,6 +285,19 @@ func (c *cdi) patch(ctx context.Context, old, changed client.Object) error {
 	return nil
 }
 
+// patchSeen writes what has changed if the object still is what was seen. Annotations that make sense together only are
+// written so: what looks unchanged in an old copy would be left out, and the rest mixed with what somebody wrote since.
+func (c *cdi) patchSeen(ctx context.Context, old, changed client.Object) error {
+	if equality.Semantic.DeepEqual(old, changed) {
+		return nil
+	}
+	err := c.client.Patch(ctx, changed, client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{}))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("patch %T %s: %w", changed, key(changed), err)
+	}
+	return nil
+}
+
 // get reads an object, false for one that is not there.
 func (c *cdi) get(ctx context.Context, k client.ObjectKey, into client.Object) (bool, error) {
 	err := c.client.Get(ctx, k, into)

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -129,8 +130,15 @@ func (c *cdi) reconcileClone(ctx context.Context, req ctrl.Request) (ctrl.Result
 	if phase == "" { // it was written down already
 		return ctrl.Result{}, nil
 	}
-	return ctrl.Result{RequeueAfter: after}, c.tellClone(ctx, target, phase, "", progress)
+	err = c.tellClone(ctx, target, phase, "", progress)
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: shortly}, nil // the cache has not caught up
+	}
+	return ctrl.Result{RequeueAfter: after}, err
 }
+
+// shortly is when a cache that was behind is read again.
+const shortly = 50 * time.Millisecond
 
 // cloneOn takes a clone as far as it goes now and returns the phase that it is in.
 func (c *cdi) cloneOn(ctx context.Context, target *corev1.PersistentVolumeClaim) (after time.Duration, phase string, work *corev1.PersistentVolumeClaim, err error) {
@@ -220,7 +228,7 @@ func (c *cdi) tellClone(ctx context.Context, target *corev1.PersistentVolumeClai
 	annotate(target, runningKey, running.status)
 	annotate(target, runningKey+".reason", running.reason)
 	annotate(target, runningKey+".message", running.message)
-	return c.patch(ctx, old, target)
+	return c.patchSeen(ctx, old, target)
 }
 
 // endClone removes the helpers of a clone that is done or deleted.
