@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -1258,9 +1259,35 @@ func (p *play) as(ctx context.Context, g given) (client.Client, error) {
 			return nil, err
 		}
 	}
+	if err := p.inForce(ctx, p.dst, subject, everything[0]); err != nil {
+		return nil, err
+	}
+	if len(rules) > 0 {
+		if err := p.inForce(ctx, p.src, source, rules[0]); err != nil {
+			return nil, err
+		}
+	}
 	config := rest.CopyConfig(p.config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
 	return client.New(config, client.Options{Scheme: scheme, Mapper: p.c.RESTMapper()})
+}
+
+// inForce waits until the API server knows of a right that was granted: it reads rights from a cache.
+func (p *play) inForce(ctx context.Context, namespace string, to rbacv1.Subject, rule rbacv1.PolicyRule) error {
+	resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
+	ask := authorizationv1.SubjectAccessReviewSpec{User: to.Name, ResourceAttributes: &authorizationv1.ResourceAttributes{
+		Namespace: namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: resource, Subresource: subresource}}
+	if to.Kind == rbacv1.GroupKind {
+		ask.User, ask.Groups = "somebody", []string{to.Name}
+	}
+	if len(rule.ResourceNames) > 0 {
+		ask.ResourceAttributes.Name = rule.ResourceNames[0]
+	}
+	return p.until(ctx, fmt.Sprintf("%s %s to have the right to %s %s", to.Kind, to.Name, rule.Verbs[0], rule.Resources[0]), func(ctx context.Context) (bool, error) {
+		review := &authorizationv1.SubjectAccessReview{Spec: ask}
+		err := p.c.Create(ctx, review)
+		return review.Status.Allowed, err
+	})
 }
 
 func (p *play) grant(ctx context.Context, namespace, name string, to rbacv1.Subject, rules []rbacv1.PolicyRule) error {

@@ -664,6 +664,9 @@ func (l *lab) note(o client.Object, event string) {
 		return
 	case *unstructured.Unstructured:
 		kind = o.GetKind()
+		if kind == snapshotName && o.GetName() != "golden-snap" {
+			s.proofs["SnapshotForSmartCloneInProgress"] = true
+		}
 		if kind == dataVolumeKind.Kind {
 			if event != "DELETED" {
 				s.volumes[o.GetName()] = o
