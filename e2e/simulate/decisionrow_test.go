@@ -354,7 +354,10 @@ func (p *play) before(ctx context.Context) error {
 	if err := p.c.Create(ctx, claim); err != nil || p.row.says(`unbound|pending`) {
 		return err
 	}
-	return p.untilClaim(ctx, claim, corev1.ClaimBound)
+	if err := p.untilClaim(ctx, claim, corev1.ClaimBound); err != nil {
+		return err
+	}
+	return p.calm(ctx, p.pace.calm/2) // so that CDI's own cache has it too
 }
 
 func (p *play) dataVolume(ctx context.Context) (*unstructured.Unstructured, error) {
