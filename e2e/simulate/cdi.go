@@ -276,23 +276,20 @@ func has(o client.Object, k string) bool {
 
 // patch writes what has changed. Two of CDI's controllers write to a claim at once; each writes its own annotations.
 func (c *cdi) patch(ctx context.Context, old, changed client.Object) error {
-	if equality.Semantic.DeepEqual(old, changed) {
-		return nil
-	}
-	if err := c.client.Patch(ctx, changed, client.MergeFrom(old)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("patch %T %s: %w", changed, key(changed), err)
-	}
-	return nil
+	return c.write(ctx, old, changed, client.MergeFrom(old))
 }
 
 // patchSeen writes what has changed if the object still is what was seen. Annotations that make sense together only are
 // written so: what looks unchanged in an old copy would be left out, and the rest mixed with what somebody wrote since.
 func (c *cdi) patchSeen(ctx context.Context, old, changed client.Object) error {
+	return c.write(ctx, old, changed, client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{}))
+}
+
+func (c *cdi) write(ctx context.Context, old, changed client.Object, how client.Patch) error {
 	if equality.Semantic.DeepEqual(old, changed) {
 		return nil
 	}
-	err := c.client.Patch(ctx, changed, client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
+	if err := c.client.Patch(ctx, changed, how); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("patch %T %s: %w", changed, key(changed), err)
 	}
 	return nil

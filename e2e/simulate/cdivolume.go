@@ -120,10 +120,15 @@ func (s *volumeSync) succeeded() bool {
 	return text(s.v.Unstructured, "status", "phase") == "Succeeded"
 }
 
+// imported tells whether an import that ran is done, and told so: a claim that was adopted had none.
+func (s *volumeSync) imported() bool {
+	return s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) && s.succeeded()
+}
+
 // cleanUp removes what a DataVolume needs no more.
 func (s *volumeSync) cleanUp(ctx context.Context) error {
 	if !s.v.isClone() {
-		if isTrue(s.v, usePopulatorKey) && s.succeeded() && s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) {
+		if isTrue(s.v, usePopulatorKey) && s.imported() {
 			return s.removeSource(ctx, importSourceKind.Kind, s.v.GetNamespace())
 		}
 		return nil
@@ -220,8 +225,7 @@ func (s *volumeSync) ownClaim(ctx context.Context) error {
 
 // importStep makes the claim of an import and, for the populator, the description of its source.
 func (s *volumeSync) importStep(ctx context.Context) error {
-	done := s.claim != nil && s.claim.Annotations[podPhaseKey] == string(corev1.PodSucceeded) && s.succeeded()
-	if s.populator && !done {
+	if s.populator && !s.imported() {
 		source := map[string]any{"blank": map[string]any{}}
 		if http := s.v.spec.Source.HTTP; http != nil {
 			source = map[string]any{"http": map[string]any{"url": http.URL}}
