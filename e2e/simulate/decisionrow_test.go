@@ -102,12 +102,13 @@ func (p *play) behaviour(ctx context.Context) error {
 
 // gone waits until nothing is left of what CDI made beside the target.
 func (p *play) gone(ctx context.Context) error {
-	if p.text("dataPath") == "none" {
-		return nil // a claim that was there is taken as it is, and what describes its source stays with the DataVolume
+	// A claim that was there is taken as it is, and what describes its download stays with the DataVolume.
+	stays := func(name string) bool {
+		return p.text("dataPath") == "none" && strings.HasPrefix(name, "VolumeImportSource/")
 	}
 	var left []string
 	if err := p.until(ctx, "helpers to go", func(context.Context) (bool, error) {
-		left = p.helpers(isThere)
+		left = p.helpers(func(s *spot, name string) bool { return s.here[name] && !stays(name) })
 		return len(left) == 0, nil
 	}); err != nil {
 		p.wrong("left behind: %q", left)
