@@ -79,9 +79,6 @@ func defectsCommand() *cobra.Command {
 			}
 			matrix(out, rows)
 			fmt.Fprintf(out, "%d defects in %.0f s\n", len(rows), time.Since(begin).Seconds())
-			if err := write(dir, rows); err != nil {
-				return err
-			}
 			if err := latest(artifacts, dir); err != nil {
 				return err
 			}
@@ -173,19 +170,21 @@ func roomFor(n int) int {
 }
 
 // plantAll runs the families with one defect each, several at a time. What a run prints goes to run.log in its folder. The first
-// defect of a family runs alone: it makes the snapshot that the others start from.
+// defect of a family runs alone: it makes the snapshot that the others start from. The matrix is written after each defect, so
+// that a call that is broken off keeps what it told.
 func (f runFlags) plantAll(ctx context.Context, root, dir string, all []defects.Defect, parallel int, out io.Writer) ([]row, error) {
-	rows := make([]row, len(all))
-	said := sync.Mutex{}
-	do := func(ctx context.Context, i int) (err error) {
-		rows[i], err = f.plant(ctx, root, filepath.Join(dir, fmt.Sprintf("%02d-%s", all[i].Number, all[i].Name)), all[i])
+	var rows []row
+	told := sync.Mutex{}
+	do := func(ctx context.Context, i int) error {
+		r, err := f.plant(ctx, root, filepath.Join(dir, fmt.Sprintf("%02d-%s", all[i].Number, all[i].Name)), all[i])
 		if err != nil {
 			return fmt.Errorf("defect %s: %w", all[i], err)
 		}
-		said.Lock()
-		defer said.Unlock()
-		fmt.Fprintf(out, "defect %s: %s in %.0f s\n", all[i], map[bool]string{true: "as it must be", false: "NOT as it must be"}[len(rows[i].Missed) == 0], rows[i].Seconds)
-		return nil
+		told.Lock()
+		defer told.Unlock()
+		rows = join(rows, []row{r})
+		fmt.Fprintf(out, "defect %s: %s in %.0f s\n", all[i], map[bool]string{true: "as it must be", false: "NOT as it must be"}[len(r.Missed) == 0], r.Seconds)
+		return write(dir, rows)
 	}
 	var rest []int
 	begun := map[string]bool{}
@@ -211,7 +210,8 @@ func (f runFlags) plantAll(ctx context.Context, root, dir string, all []defects.
 	for _, i := range rest {
 		g.Go(func() error { return do(gctx, i) })
 	}
-	return rows, g.Wait()
+	err := g.Wait()
+	return rows, err
 }
 
 // plant runs the defect's family with it in the bundled platform.
