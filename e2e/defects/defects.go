@@ -134,6 +134,57 @@ func (d Defect) Missed(found []Finding) []string {
 	return out
 }
 
+// A Batch is defects of one family that are planted in one run. Each turns other scenarios red, so that a scenario that
+// turned red tells which one did it.
+type Batch []Defect
+
+// Batches puts defects together, as many into one run as it takes. One that turns a whole family red, or that is no mistake of
+// the tree, is alone. fit says whether the diffs of a batch can be applied one after the other.
+func Batches(all []Defect, fit func(Batch) bool) []Batch {
+	var out []Batch
+next:
+	for _, d := range all {
+		for i, batch := range out {
+			if with := append(slices.Clone(batch), d); !slices.ContainsFunc(batch, d.clashes) && fit(with) {
+				out[i] = with
+				continue next
+			}
+		}
+		out = append(out, Batch{d})
+	}
+	return out
+}
+
+// clashes tells whether a run with both could not tell which of them turned a scenario red.
+func (d Defect) clashes(other Defect) bool {
+	if d.Family != other.Family || d.Tree != other.Tree || d.Diff == "" || other.Diff == "" {
+		return true
+	}
+	return slices.ContainsFunc(d.Red, func(r Red) bool {
+		return r.Scenario == All || slices.ContainsFunc(other.Red, func(o Red) bool { return o.Scenario == All || o.Scenario == r.Scenario })
+	})
+}
+
+// Diffs are the paths of the batch's diffs, in their order.
+func (b Batch) Diffs() []string {
+	var out []string
+	for _, d := range b {
+		if d.Diff != "" {
+			out = append(out, d.Diff)
+		}
+	}
+	return out
+}
+
+// Of is what a run of the batch says about one of its defects: everything but the scenarios that another one turns red.
+func (b Batch) Of(d Defect, found []Finding) []Finding {
+	return slices.DeleteFunc(slices.Clone(found), func(f Finding) bool {
+		return slices.ContainsFunc(b, func(other Defect) bool {
+			return other.Number != d.Number && slices.ContainsFunc(other.Red, func(r Red) bool { return r.Covers(f.Scenario) })
+		})
+	})
+}
+
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

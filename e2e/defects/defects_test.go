@@ -60,3 +60,29 @@ func TestMissed(t *testing.T) {
 		}
 	}
 }
+
+func TestBatches(t *testing.T) {
+	red := func(number int, scenarios ...string) Defect {
+		d := Defect{Number: number, Family: "adoption", Tree: "new", Diff: "d"}
+		for _, s := range scenarios {
+			d.Red = append(d.Red, Red{Scenario: s})
+		}
+		return d
+	}
+	elsewhere, harness := red(7, "h"), red(8, "i")
+	elsewhere.Family, harness.Diff = "computeplane", ""
+	all := []Defect{red(1, "a"), red(2, "b", "c"), red(3, All), red(4, "c"), red(5, "d"), red(6, "e"), elsewhere, harness}
+	var got [][]int
+	for _, b := range Batches(all, func(b Batch) bool { return b[len(b)-1].Number != 6 }) {
+		var numbers []int
+		for _, d := range b {
+			numbers = append(numbers, d.Number)
+		}
+		got = append(got, numbers)
+	}
+	// 4 shares a scenario with 2, 6 does not fit with anybody, the others are of another kind.
+	want := [][]int{{1, 2, 5}, {3}, {4}, {6}, {7}, {8}}
+	if !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

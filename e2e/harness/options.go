@@ -21,7 +21,7 @@ const (
 	EnvSeed      = "UPGRADE_E2E_SEED"      // order in which the fleet is made
 	EnvSnapshots = "UPGRADE_E2E_SNAPSHOTS" // 0: neither start from a snapshot nor keep one
 
-	// Unified diffs that are applied to a copy of the trees: how a defect is planted.
+	// Unified diffs that are applied to a copy of the trees, several as in PATH: how a defect is planted.
 	EnvOldOverlay = "UPGRADE_E2E_OLD_OVERLAY"
 	EnvNewOverlay = "UPGRADE_E2E_NEW_OVERLAY"
 	// 1: publish the new charts before the migration has run, a mistake of whoever upgrades.
@@ -33,8 +33,8 @@ type Options struct {
 	Root     string // of this project: bin, fixtures and _artifacts are below it
 	Dir      string // run folder
 	Old, New string
-	// OldOverlay and NewOverlay are diffs for copies of the trees; empty for none.
-	OldOverlay, NewOverlay string
+	// OldOverlay and NewOverlay are diffs for copies of the trees, in their order.
+	OldOverlay, NewOverlay []string
 	PublishFirst           bool
 	Provider               string
 	Flux                   string
@@ -61,8 +61,8 @@ func FromEnvironment(family string) (Options, error) {
 		Root:         root,
 		Old:          or(os.Getenv(EnvOld), filepath.Join(root, "fixtures", "platform", "old")),
 		New:          or(os.Getenv(EnvNew), filepath.Join(root, "fixtures", "platform", "new")),
-		OldOverlay:   os.Getenv(EnvOldOverlay),
-		NewOverlay:   os.Getenv(EnvNewOverlay),
+		OldOverlay:   filepath.SplitList(os.Getenv(EnvOldOverlay)),
+		NewOverlay:   filepath.SplitList(os.Getenv(EnvNewOverlay)),
 		PublishFirst: os.Getenv(EnvPublishFirst) == "1",
 		Provider:     or(os.Getenv(EnvProvider), "embedded"),
 		Flux:         or(os.Getenv(EnvFlux), "1.6"),

@@ -251,12 +251,8 @@ func (r *run) load(ctx context.Context) error {
 	return platform.CheckUpgrade(r.old, r.new, r.programs.Dir)
 }
 
-func (r *run) version(ctx context.Context, name, spec, overlay string) (*platform.Version, error) {
-	var o platform.Options
-	if overlay != "" {
-		o.Overlay = []string{overlay}
-	}
-	return platform.Load(ctx, spec, filepath.Join(r.options.Dir, "state", name), o)
+func (r *run) version(ctx context.Context, name, spec string, overlay []string) (*platform.Version, error) {
+	return platform.Load(ctx, spec, filepath.Join(r.options.Dir, "state", name), platform.Options{Overlay: overlay})
 }
 
 func (r *run) boot(ctx context.Context) error {

@@ -163,6 +163,12 @@ func rolled(name string, p *tenant.Pool, deeds ...func(context.Context, harness.
 	return harness.Act{Name: name, Do: inTurn(append([]func(context.Context, harness.Upgraded) error{remember}, deeds...)...),
 		Until: func(ctx context.Context, on harness.Upgraded) error {
 			return until(ctx, on, "pool "+p.Object()+" to roll", 5*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
+				if no, err := refusedAgain(ctx, c, p); err != nil {
+					return false, err
+				} else if no {
+					on.Log("acts", "pool "+p.Object()+" does not roll: its release is refused again and again")
+					return true, nil
+				}
 				md, now, err := template(ctx, c)
 				if err != nil || now == before {
 					return false, err
@@ -173,6 +179,17 @@ func rolled(name string, p *tenant.Pool, deeds ...func(context.Context, harness.
 					number("status", "replicas") == want && number("status", "readyReplicas") == want, nil
 			})
 		}}
+}
+
+// refusedAgain tells whether Flux has tried a pool's release as it is now, and tried it once more, and was refused both times.
+func refusedAgain(ctx context.Context, c dynamic.Interface, p *tenant.Pool) (bool, error) {
+	hr, err := c.Resource(helmReleases).Namespace(p.Namespace()).Get(ctx, p.Release(), metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	observed, _, _ := unstructured.NestedInt64(hr.Object, "status", "observedGeneration")
+	failures, _, _ := unstructured.NestedInt64(hr.Object, "status", "failures")
+	return observed == hr.GetGeneration() && failures > 1, nil
 }
 
 // inTurn does one deed after the other.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -21,6 +22,7 @@ import (
 
 	"cozystack.io/upgrade-e2e/e2e/defects"
 	"cozystack.io/upgrade-e2e/e2e/harness"
+	"cozystack.io/upgrade-e2e/e2e/platform"
 	"cozystack.io/upgrade-e2e/e2e/report"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
@@ -36,12 +38,23 @@ type row struct {
 	Verdict map[string]string   `json:"verdicts"` // by scenario
 	Failed  map[string][]string `json:"failed"`   // checks by scenario
 	Missed  []string            `json:"missed"`   // empty: caught, and nothing else turned red
+	// With are the defects that were planted in the same run; of the scenarios that they turn red nothing is said here.
+	With []int `json:"with,omitempty"`
+}
+
+// company is " (with 5, 6)", or nothing.
+func (r row) company() string {
+	if len(r.With) == 0 {
+		return ""
+	}
+	return " (with " + strings.Trim(strings.ReplaceAll(fmt.Sprint(r.With), " ", ", "), "[]") + ")"
 }
 
 func defectsCommand() *cobra.Command {
 	var f runFlags
 	var numbers []int
 	var parallel int
+	var batched bool
 	cmd := &cobra.Command{Use: "defects", Short: "Plant each defect, run, and print what turned red", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out := cmd.OutOrStdout()
@@ -71,21 +84,31 @@ func defectsCommand() *cobra.Command {
 				fmt.Fprintf(out, "defect %s is left out: it awaits %s\n", d, d.Awaits)
 				return true
 			})
-			dir := filepath.Join(artifacts, harness.RunID("defects"))
 			begin := time.Now()
-			rows, err := f.plantAll(cmd.Context(), root, dir, all, cmp.Or(parallel, roomFor(runtime.NumCPU())), out)
-			if err != nil {
+			var batches []defects.Batch
+			for _, d := range all {
+				batches = append(batches, defects.Batch{d})
+			}
+			if batched {
+				if batches, err = together(cmd.Context(), root, all); err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "%d defects in %d runs\n", len(all), len(batches))
+			}
+			p := &planting{runFlags: f, root: root, dir: filepath.Join(artifacts, harness.RunID("defects")), out: out}
+			if err := p.all(cmd.Context(), batches, cmp.Or(parallel, roomFor(runtime.NumCPU()))); err != nil {
 				return err
 			}
-			matrix(out, rows)
-			fmt.Fprintf(out, "%d defects in %.0f s\n", len(rows), time.Since(begin).Seconds())
-			if err := latest(artifacts, dir); err != nil {
+			matrix(out, p.rows)
+			fmt.Fprintf(out, "%d defects in %.0f s\n", len(p.rows), time.Since(begin).Seconds())
+			if err := latest(artifacts, p.dir); err != nil {
 				return err
 			}
-			fmt.Fprintf(out, "artifacts: %s\n", dir)
-			return verdictOf(rows)
+			fmt.Fprintf(out, "artifacts: %s\n", p.dir)
+			return verdictOf(p.rows)
 		}}
 	cmd.Flags().IntSliceVar(&numbers, "defect", nil, "only these (all)")
+	cmd.Flags().BoolVar(&batched, "batch", false, "plant defects that turn different scenarios red in one run; what is not as it must be is planted alone then")
 	cmd.Flags().IntVar(&parallel, "parallel", 0, "how many at a time (one per core, as far as there are 5 GiB of memory for each)")
 	cmd.Flags().StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all); some mistakes show in one tenant only because of another")
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
@@ -169,97 +192,168 @@ func roomFor(n int) int {
 	return 1
 }
 
-// plantAll runs the families with one defect each, several at a time. What a run prints goes to run.log in its folder. The first
-// defect of a family runs alone: it makes the snapshot that the others start from. The matrix is written after each defect, so
-// that a call that is broken off keeps what it told.
-func (f runFlags) plantAll(ctx context.Context, root, dir string, all []defects.Defect, parallel int, out io.Writer) ([]row, error) {
-	var rows []row
-	told := sync.Mutex{}
-	do := func(ctx context.Context, i int) error {
-		r, err := f.plant(ctx, root, filepath.Join(dir, fmt.Sprintf("%02d-%s", all[i].Number, all[i].Name)), all[i])
-		if err != nil {
-			return fmt.Errorf("defect %s: %w", all[i], err)
-		}
-		told.Lock()
-		defer told.Unlock()
-		rows = join(rows, []row{r})
-		fmt.Fprintf(out, "defect %s: %s in %.0f s\n", all[i], map[bool]string{true: "as it must be", false: "NOT as it must be"}[len(r.Missed) == 0], r.Seconds)
-		return write(dir, rows)
-	}
-	var rest []int
+// planting is a call's way through the defects: what is told so far, and where it goes.
+type planting struct {
+	runFlags
+	root, dir string
+	out       io.Writer
+	told      sync.Mutex
+	rows      []row
+}
+
+// all runs each batch's family with its defects, several runs at a time. The first run of a family is alone: it makes the
+// snapshot that the others start from.
+func (p *planting) all(ctx context.Context, batches []defects.Batch, parallel int) error {
+	var rest []defects.Batch
 	begun := map[string]bool{}
-	for i, d := range all {
-		if begun[d.Family] {
-			rest = append(rest, i)
+	for _, b := range batches {
+		family := b[0].Family
+		if begun[family] {
+			rest = append(rest, b)
 			continue
 		}
-		begun[d.Family] = true
-		fam, err := family(d.Family)
-		if err != nil {
-			return nil, err
+		begun[family] = true
+		if err := p.compile(ctx, family); err != nil {
+			return err
 		}
-		if err := compile(ctx, root, fam); err != nil {
-			return nil, err
-		}
-		if err := do(ctx, i); err != nil {
-			return nil, err
+		if err := p.batch(ctx, b); err != nil {
+			return err
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallel)
-	for _, i := range rest {
-		g.Go(func() error { return do(gctx, i) })
+	for _, b := range rest {
+		g.Go(func() error { return p.batch(gctx, b) })
 	}
-	err := g.Wait()
-	return rows, err
+	return g.Wait()
 }
 
-// plant runs the defect's family with it in the bundled platform.
-func (f runFlags) plant(ctx context.Context, root, dir string, d defects.Defect) (row, error) {
-	fam, err := family(d.Family)
+func (p *planting) compile(ctx context.Context, name string) error {
+	fam, err := family(name)
 	if err != nil {
-		return row{}, err
+		return err
 	}
-	planted := map[string]string{"old": harness.EnvOldOverlay, "new": harness.EnvNewOverlay}[d.Tree] + "=" + d.Diff
-	if d.Harness.PublishBeforeHook {
+	return compile(ctx, p.root, fam)
+}
+
+// batch plants the defects of a batch in one run. If one of them is not as it must be, each gets a run of its own, which tells
+// whether it is that one or the company.
+func (p *planting) batch(ctx context.Context, b defects.Batch) error {
+	rows, err := p.plant(ctx, b)
+	if err != nil {
+		return err
+	}
+	if len(b) > 1 && verdictOf(rows) != nil {
+		for _, r := range rows {
+			for _, line := range r.Missed {
+				fmt.Fprintf(p.out, "defect %d %s, with others: %s; each is planted alone now\n", r.Number, r.Name, line)
+			}
+		}
+		for _, d := range b {
+			if err := p.batch(ctx, defects.Batch{d}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return p.tell(rows)
+}
+
+// tell prints rows and writes the matrix of all so far, so that a call that is broken off keeps what it told.
+func (p *planting) tell(rows []row) error {
+	p.told.Lock()
+	defer p.told.Unlock()
+	p.rows = join(p.rows, rows)
+	for _, r := range rows {
+		fmt.Fprintf(p.out, "defect %d %s: %s in %.0f s%s\n", r.Number, r.Name, map[bool]string{true: "as it must be", false: "NOT as it must be"}[len(r.Missed) == 0], r.Seconds, r.company())
+	}
+	return write(p.dir, p.rows)
+}
+
+// plant runs the family of a batch with its defects in the bundled platform. What the run prints goes to run.log in its folder.
+func (p *planting) plant(ctx context.Context, b defects.Batch) ([]row, error) {
+	fam, err := family(b[0].Family)
+	if err != nil {
+		return nil, err
+	}
+	planted := map[string]string{"old": harness.EnvOldOverlay, "new": harness.EnvNewOverlay}[b[0].Tree] + "=" + strings.Join(b.Diffs(), string(filepath.ListSeparator))
+	if b[0].Harness.PublishBeforeHook {
 		planted = harness.EnvPublishFirst + "=1"
 	}
+	name := fmt.Sprintf("%02d-%s", b[0].Number, b[0].Name)
+	if len(b) > 1 {
+		name += fmt.Sprintf("-and-%d-more", len(b)-1)
+	}
+	dir := filepath.Join(p.dir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return row{}, err
+		return nil, err
 	}
 	log, err := os.Create(filepath.Join(dir, "run.log"))
 	if err != nil {
-		return row{}, err
+		return nil, err
 	}
 	defer log.Close()
 	begin := time.Now()
-	doc, err := f.runFamily(ctx, root, dir, fam, log, planted)
+	doc, err := p.runFamily(ctx, p.root, dir, fam, log, planted)
 	if err != nil {
-		return row{}, err
+		return nil, fmt.Errorf("defect %s: %w", b[0], err)
 	}
-	return judgeDefect(d, doc, time.Since(begin)), nil
+	return judgeBatch(b, doc, time.Since(begin)), nil
 }
 
-func judgeDefect(d defects.Defect, doc report.Document, took time.Duration) row {
-	r := row{Number: d.Number, Name: d.Name, Family: d.Family, Plants: d.Plants, Origin: d.Origin, Seconds: took.Seconds(),
-		Verdict: map[string]string{}, Failed: map[string][]string{}}
+// judgeBatch compares what a run found with what each of its defects must turn red.
+func judgeBatch(b defects.Batch, doc report.Document, took time.Duration) []row {
+	var reasons []string
 	var found []defects.Finding
 	for _, run := range doc.Runs {
 		if run.Reason != "" {
-			r.Missed = append(r.Missed, fmt.Sprintf("the run of %s could not be judged: %s", run.Family, run.Reason))
+			reasons = append(reasons, fmt.Sprintf("the run of %s could not be judged: %s", run.Family, run.Reason))
 		}
 		for _, s := range run.Scenarios {
-			r.Verdict[s.Tag] = string(s.Verdict)
+			f := defects.Finding{Scenario: s.Tag, Verdict: string(s.Verdict)}
 			for _, c := range s.Checks {
 				if c.Verdict == verify.Failed {
-					r.Failed[s.Tag] = append(r.Failed[s.Tag], c.Name)
+					f.Failed = append(f.Failed, c.Name)
 				}
 			}
-			found = append(found, defects.Finding{Scenario: s.Tag, Verdict: string(s.Verdict), Failed: r.Failed[s.Tag]})
+			found = append(found, f)
 		}
 	}
-	r.Missed = append(r.Missed, d.Missed(found)...)
-	return r
+	var rows []row
+	for _, d := range b {
+		r := row{Number: d.Number, Name: d.Name, Family: d.Family, Plants: d.Plants, Origin: d.Origin, Seconds: took.Seconds(),
+			Verdict: map[string]string{}, Failed: map[string][]string{}, Missed: slices.Clone(reasons)}
+		for _, other := range b {
+			if other.Number != d.Number {
+				r.With = append(r.With, other.Number)
+			}
+		}
+		of := b.Of(d, found)
+		for _, f := range of {
+			r.Verdict[f.Scenario] = f.Verdict
+			if len(f.Failed) > 0 {
+				r.Failed[f.Scenario] = f.Failed
+			}
+		}
+		r.Missed = append(r.Missed, d.Missed(of)...)
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// together puts defects into batches whose diffs can be applied to the bundled platform one after the other.
+func together(ctx context.Context, root string, all []defects.Defect) ([]defects.Batch, error) {
+	scratch, err := os.MkdirTemp("", "upgrade-e2e-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(scratch)
+	tried := 0
+	return defects.Batches(all, func(b defects.Batch) bool {
+		tried++
+		_, err := platform.Load(ctx, filepath.Join(root, "fixtures", "platform", b[0].Tree), filepath.Join(scratch, strconv.Itoa(tried)), platform.Options{Overlay: b.Diffs()})
+		return err == nil
+	}), ctx.Err()
 }
 
 // matrix prints defect × scenario, one table for each family.
@@ -308,7 +402,7 @@ func table(rows []row) string {
 		if len(caught) > 4 { // the whole fleet
 			caught = append(caught[:3], fmt.Sprintf("and %d more scenarios", len(caught)-3))
 		}
-		fmt.Fprintf(&b, "| %d %s | %s | %s | %s | %.0f |\n", r.Number, r.Name, cell(r.Plants), cell(r.Origin), cell(strings.Join(caught, "; ")), r.Seconds)
+		fmt.Fprintf(&b, "| %d %s | %s | %s | %s | %.0f%s |\n", r.Number, r.Name, cell(r.Plants), cell(r.Origin), cell(strings.Join(caught, "; ")), r.Seconds, r.company())
 	}
 	return b.String()
 }

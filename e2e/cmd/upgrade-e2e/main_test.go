@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -87,9 +88,60 @@ func TestTagsAreUniqueAndListed(t *testing.T) {
 }
 
 func TestARunThatBrokeOffIsNoCaughtDefect(t *testing.T) {
-	r := judgeDefect(defects.Defect{Number: 1, Name: "x"}, report.New(report.Run{Family: "adoption", Reason: "settle: interrupted"}), 0)
-	if len(r.Missed) != 1 || !strings.Contains(r.Missed[0], "interrupted") {
-		t.Errorf("missed %q", r.Missed)
+	r := judgeBatch(defects.Batch{{Number: 1, Name: "x"}}, report.New(report.Run{Family: "adoption", Reason: "settle: interrupted"}), 0)
+	if len(r) != 1 || len(r[0].Missed) != 1 || !strings.Contains(r[0].Missed[0], "interrupted") {
+		t.Errorf("rows %+v", r)
+	}
+}
+
+func TestABatchTellsEachOfItsDefects(t *testing.T) {
+	b := defects.Batch{
+		{Number: 4, Red: []defects.Red{{Scenario: "siblings", Checks: []string{"adopted"}}}},
+		{Number: 6, Red: []defects.Red{{Scenario: "foreign", Checks: []string{"warned"}}}},
+	}
+	scenario := func(tag string, failed ...string) report.Scenario {
+		s := report.Scenario{Tag: tag, Checks: []report.Check{{Name: "record", Verdict: verify.Passed}}}
+		for _, name := range failed {
+			s.Checks = append(s.Checks, report.Check{Name: name, Verdict: verify.Failed})
+		}
+		return s
+	}
+	judge := func(scenarios ...report.Scenario) []row {
+		run := report.Run{Family: "adoption", Scenarios: scenarios}
+		run.Judge()
+		return judgeBatch(b, report.New(run), 0)
+	}
+	rows := judge(scenario("siblings", "adopted t/a/md0"), scenario("foreign", "warned t"), scenario("plain"))
+	if verdictOf(rows) != nil || !slices.Equal(rows[0].With, []int{6}) || rows[0].Verdict["foreign"] != "" || rows[1].Verdict["foreign"] != "fail" {
+		t.Errorf("both caught: %+v", rows)
+	}
+	rows = judge(scenario("siblings"), scenario("foreign", "warned t"), scenario("plain"))
+	if len(rows[0].Missed) != 1 || len(rows[1].Missed) != 0 {
+		t.Errorf("4 not caught: %+v", rows)
+	}
+	rows = judge(scenario("siblings", "adopted t/a/md0"), scenario("foreign", "warned t"), scenario("plain", "kept"))
+	if len(rows[0].Missed) != 1 || len(rows[1].Missed) != 1 {
+		t.Errorf("a third scenario is red: %+v", rows)
+	}
+}
+
+func TestBundledDefectsFitIntoFewRuns(t *testing.T) {
+	root := "../../.."
+	all, err := defects.Load(filepath.Join(root, "fixtures", "defects"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	batches, err := together(t.Context(), root, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	planted := 0
+	for _, b := range batches {
+		planted += len(b)
+		t.Logf("%v", b)
+	}
+	if planted != len(all) || len(batches) > len(all)/2 {
+		t.Errorf("%d of %d defects in %d runs", planted, len(all), len(batches))
 	}
 }
 
