@@ -96,15 +96,20 @@ func defectsCommand() *cobra.Command {
 				fmt.Fprintf(out, "%d defects in %d runs\n", len(all), len(batches))
 			}
 			p := &planting{runFlags: f, root: root, dir: filepath.Join(artifacts, harness.RunID("defects")), out: out}
-			if err := p.all(cmd.Context(), batches, cmp.Or(parallel, roomFor(runtime.NumCPU()))); err != nil {
+			err = p.all(cmd.Context(), batches, cmp.Or(parallel, roomFor(runtime.NumCPU())))
+			interrupted := cmd.Context().Err() != nil
+			if err != nil && !interrupted {
 				return err
 			}
 			matrix(out, p.rows)
-			fmt.Fprintf(out, "%d defects in %.0f s\n", len(p.rows), time.Since(begin).Seconds())
+			fmt.Fprintf(out, "%d of %d defects in %.0f s\n", len(p.rows), len(all), time.Since(begin).Seconds())
 			if err := latest(artifacts, p.dir); err != nil {
 				return err
 			}
 			fmt.Fprintf(out, "artifacts: %s\n", p.dir)
+			if interrupted {
+				return verdictError(harness.ExitInconclusive)
+			}
 			return verdictOf(p.rows)
 		}}
 	cmd.Flags().IntSliceVar(&numbers, "defect", nil, "only these (all)")
@@ -240,8 +245,8 @@ func (p *planting) compile(ctx context.Context, name string) error {
 // whether it is that one or the company.
 func (p *planting) batch(ctx context.Context, b defects.Batch) error {
 	rows, err := p.plant(ctx, b)
-	if err != nil {
-		return err
+	if err := cmp.Or(err, context.Cause(ctx)); err != nil {
+		return err // a run that was interrupted says nothing about its defects
 	}
 	if len(b) > 1 && verdictOf(rows) != nil {
 		for _, r := range rows {
