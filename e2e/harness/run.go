@@ -363,14 +363,15 @@ func (r *run) settle(ctx context.Context) error {
 	return r.comeToRest(ctx)
 }
 
-func (r *run) comeToRest(ctx context.Context) error {
+// rest is what "at rest" means here.
+func (r *run) rest(quiet time.Duration) (history.SettleOptions, error) {
 	client, err := r.dynamic()
 	if err != nil {
-		return err
+		return history.SettleOptions{}, err
 	}
 	rest := history.NewRest(client, r.mayFail())
 	said := time.Duration(0)
-	settled, err := history.Settle(ctx, history.SettleOptions{
+	return history.SettleOptions{
 		Recorder: r.recorder, Converged: rest.Waiting, Busy: r.installed.Busy,
 		Ignore: rest.Ignore, Quiet: quiet, Bound: settleBound,
 		Progress: func(waited time.Duration, waiting []string) {
@@ -379,7 +380,15 @@ func (r *run) comeToRest(ctx context.Context) error {
 				r.progress.Printf("  waiting %.0f s for rest: %s", waited.Seconds(), summary(waiting, nil))
 			}
 		},
-	})
+	}, nil
+}
+
+func (r *run) comeToRest(ctx context.Context) error {
+	options, err := r.rest(quiet)
+	if err != nil {
+		return err
+	}
+	settled, err := history.Settle(ctx, options)
 	if err == nil && !settled.OK {
 		r.progress.Printf("  not settled after %.0f s: %s", settled.Seconds, summary(settled.Waiting, nil))
 	}
@@ -456,7 +465,11 @@ func rounds(scenarios []Scenario) [][]Act {
 }
 
 // actBound is how long machines that an act makes may take: no controller is hurried any more, and CAPK looks every 20 s.
-const actBound = 3 * time.Minute
+// Where nothing has moved for longer than that, none will come.
+const (
+	actBound = 3 * time.Minute
+	inVain   = 30 * time.Second
+)
 
 // brought waits for the machines that an act makes. Without it the cluster would look at rest between two looks of CAPK.
 func (r *run) brought(ctx context.Context, pools []*tenant.Pool) error {
@@ -464,8 +477,17 @@ func (r *run) brought(ctx context.Context, pools []*tenant.Pool) error {
 	if err != nil {
 		return err
 	}
+	options, err := r.rest(inVain)
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
 	err = r.progress.until(ctx, "the new machines to run", actBound, func(ctx context.Context) ([]string, error) {
-		return notRunning(ctx, client, pools)
+		missing, err := notRunning(ctx, client, pools)
+		if _, at := r.recorder.LastWrite(options.Ignore); err == nil && len(missing) > 0 && time.Since(at) > inVain && len(options.Moving(ctx, begun)) == 0 {
+			err = hopeless{fmt.Sprintf("at rest for %s without the new machines: %s", inVain, summary(missing, nil))}
+		}
+		return missing, err
 	})
 	if err != nil && ctx.Err() == nil {
 		r.progress.Printf("  %v", err)

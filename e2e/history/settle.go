@@ -30,7 +30,7 @@ func Settle(ctx context.Context, o SettleOptions) (*Settlement, error) {
 	bounded, cancel := context.WithTimeout(ctx, o.Bound)
 	defer cancel()
 	err := wait.PollUntilContextCancel(bounded, max(50*time.Millisecond, min(time.Second, o.Quiet)), true, func(ctx context.Context) (bool, error) {
-		waiting := o.waiting(ctx, begun)
+		waiting := o.Moving(ctx, begun)
 		if ctx.Err() != nil && s.Waiting != nil {
 			return false, nil // what the bound interrupted says less than what was seen before
 		}
@@ -52,7 +52,8 @@ func Settle(ctx context.Context, o SettleOptions) (*Settlement, error) {
 	return s, o.Recorder.file.sync()
 }
 
-func (o SettleOptions) waiting(ctx context.Context, begun time.Time) []string {
+// Moving is what keeps the cluster from being at rest now, in words; begun is when one began to ask.
+func (o SettleOptions) Moving(ctx context.Context, begun time.Time) []string {
 	var out []string
 	ask := func(what string, f func(context.Context) ([]string, error)) {
 		if f == nil {
