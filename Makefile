@@ -17,6 +17,7 @@ SEED      ?=
 DEFECT    ?=
 BATCH     ?=
 JOIN      ?=
+DIRS      ?=
 RUN       ?=
 SNAPSHOTS ?=
 N         ?= 20
@@ -26,7 +27,7 @@ FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(S
         $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
         $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
 
-.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge tools node-image test unit lint clean command
+.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge e2e-merge tools node-image test unit lint clean command
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +46,9 @@ e2e-defects: command ## plant each defect and show what turns red: DEFECT=n BATC
 
 e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
 	@$(CMD) judge $(or $(RUN),_artifacts/latest)
+
+e2e-merge: command ## one verdict of several jobs' artifacts: DIRS="dir dir", FAMILY= TAGS= SKIP= when they were not to run all
+	@$(CMD) merge $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(DIRS)
 
 tools: command ## build the programs that a cluster consists of (some 20 minutes on 2 cores, once)
 	@$(CMD) tools

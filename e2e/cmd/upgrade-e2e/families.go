@@ -22,6 +22,7 @@ func families() []harness.Family {
 // choose returns the families, or the one that is named, that hold one of tags after skip is taken away; unknown names and
 // tags are an error.
 func choose(name string, tags, skip []string) ([]harness.Family, error) {
+	wanted := runFlags{tags: tags, skip: skip}.wanted
 	candidates := families()
 	if name != "" {
 		one, err := family(name)
@@ -41,9 +42,7 @@ func choose(name string, tags, skip []string) ([]harness.Family, error) {
 	}
 	var out []harness.Family
 	for _, f := range candidates {
-		if slices.ContainsFunc(f.Tags(), func(tag string) bool {
-			return (len(tags) == 0 || slices.Contains(tags, tag)) && !slices.Contains(skip, tag)
-		}) {
+		if slices.ContainsFunc(f.Tags(), wanted) {
 			if f.Invalid != nil {
 				return nil, f.Invalid
 			}

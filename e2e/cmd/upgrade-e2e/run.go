@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -66,23 +68,47 @@ func runCommand() *cobra.Command {
 	return cmd
 }
 
+// choice declares what says which scenarios are meant, and where artifacts go.
+func (f *runFlags) choice(flags *pflag.FlagSet) {
+	flags.StringVar(&f.family, "family", "", "family (all)")
+	flags.StringSliceVar(&f.tags, "tags", nil, "scenarios (all)")
+	flags.StringSliceVar(&f.skip, "skip", nil, "scenarios to leave out")
+	flags.StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
+}
+
+// wanted tells whether a scenario of a chosen family is meant.
+func (f runFlags) wanted(tag string) bool {
+	return (len(f.tags) == 0 || slices.Contains(f.tags, tag)) && !slices.Contains(f.skip, tag)
+}
+
 // add declares what says which upgrade is run.
 func (f *runFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.family, "family", "", "family to run (all)")
-	flags.StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all)")
-	flags.StringSliceVar(&f.skip, "skip", nil, "scenarios to leave out")
+	f.choice(flags)
 	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider")
 	flags.StringVar(&f.old, "old", "", "platform to upgrade from: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.new, "new", "", "platform to upgrade to: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
-	flags.StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per run (_artifacts)")
 	flags.StringVar(&f.seed, "seed", "", "order in which the fleet is made (random); with it no snapshot is used")
 	flags.BoolVar(&f.snapshots, "snapshots", true, "start from the snapshot of an equal fleet, and keep one")
 }
 
+// folders are the project's root and the folder for artifacts, which is made.
+func (f runFlags) folders() (root, artifacts string, err error) {
+	if root, err = harness.Root(); err != nil {
+		return "", "", err
+	}
+	if artifacts, err = filepath.Abs(cmp.Or(f.artifacts, filepath.Join(root, "_artifacts"))); err != nil {
+		return "", "", err
+	}
+	if err := os.MkdirAll(artifacts, 0o755); err != nil {
+		return "", "", harness.UsageError{Line: fmt.Sprintf("artifacts: %v", err)}
+	}
+	return root, artifacts, nil
+}
+
 // prepare checks what can be checked before anything starts, and builds what is missing.
 func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts string, err error) {
-	if root, err = harness.Root(); err != nil {
+	if root, artifacts, err = f.folders(); err != nil {
 		return "", "", err
 	}
 	if !f.snapshots {
@@ -110,15 +136,6 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 		if _, err := platform.Load(ctx, spec, filepath.Join(scratch, side)); err != nil {
 			return "", "", harness.UsageError{Line: err.Error()}
 		}
-	}
-	if artifacts = f.artifacts; artifacts == "" {
-		artifacts = filepath.Join(root, "_artifacts")
-	}
-	if artifacts, err = filepath.Abs(artifacts); err != nil {
-		return "", "", err
-	}
-	if err := os.MkdirAll(artifacts, 0o755); err != nil {
-		return "", "", harness.UsageError{Line: fmt.Sprintf("artifacts: %v", err)}
 	}
 	return root, artifacts, build(ctx, root, f.flux, out)
 }
