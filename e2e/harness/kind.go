@@ -17,6 +17,12 @@ import (
 // providers are what PROVIDER may name.
 var providers = []string{"embedded", "kind"}
 
+// CheckProvider fails in one line, with status 2, when the cluster that PROVIDER names can't be booted here.
+func CheckProvider(ctx context.Context, o Options) error {
+	_, err := nodeImage(ctx, o)
+	return err
+}
+
 // nodeImage finds the image of kind's nodes; nil for a provider that has none.
 func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
 	if o.Provider != "kind" {
@@ -27,10 +33,13 @@ func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
 		return nil, err
 	}
 	there, err := image.Exists(ctx)
-	if err == nil && !there {
-		err = usagef("kind: there is no node image %s; run `make node-image`", image.Ref)
+	if err != nil {
+		return nil, err
 	}
-	return image, err
+	if !there {
+		return nil, usagef("kind: there is no node image %s; run `make node-image`", image.Ref)
+	}
+	return image, nodeimage.Room(ctx)
 }
 
 // provider is the cluster that PROVIDER names, not made yet.

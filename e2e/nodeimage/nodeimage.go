@@ -220,15 +220,32 @@ func (i *Image) possible() error {
 	if err := os.MkdirAll(i.path(""), 0o755); err != nil {
 		return err
 	}
+	return room(i.path(""), 4e9, "a node image") // rootfs, archive and Docker's copy
+}
+
+// room fails when the disk of a folder has fewer than need bytes left for what.
+func room(dir string, need uint64, what string) error {
 	var disk unix.Statfs_t
-	if err := unix.Statfs(i.path(""), &disk); err != nil {
-		return err
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return fmt.Errorf("ask for the free space of %s: %w", dir, err)
 	}
-	const need = 4 << 30 // rootfs, archive and Docker's copy
 	if free := disk.Bavail * uint64(disk.Bsize); free < need {
-		return failf("%.1f GB free on the disk of %s, it takes %d", float64(free)/1e9, i.path(""), need>>30)
+		return failf("%.1f GB free on the disk of %s, %s takes %.0f; make room there", float64(free)/1e9, dir, what, float64(need)/1e9)
 	}
 	return nil
+}
+
+// Room fails in one line when the Docker engine's disk has no room for the nodes of a cluster. An engine elsewhere is not asked.
+func Room(ctx context.Context) error {
+	dir, err := run(ctx, "docker", "info", "--format", "{{.DockerRootDir}}")
+	if err != nil {
+		return failf("ask the Docker engine for its folder: %v", err)
+	}
+	dir = strings.TrimSpace(dir)
+	if _, err := os.Stat(dir); err != nil {
+		return nil
+	}
+	return room(dir, 3e9, "a kind cluster")
 }
 
 // builder is one call of Build.

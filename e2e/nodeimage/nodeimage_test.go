@@ -216,6 +216,25 @@ func TestEngineSaysWhatIsWrongInOneLine(t *testing.T) {
 	}
 }
 
+func TestRoomSaysWhatIsWrongInOneLine(t *testing.T) {
+	disk, bin := t.TempDir(), t.TempDir()
+	if err := room(disk, 1, "a byte"); err != nil {
+		t.Error(err)
+	}
+	err := room(disk, 1<<60, "a kind cluster")
+	if err == nil || !strings.Contains(err.Error(), "free on the disk of "+disk+", a kind cluster takes 1152921505; make room there") {
+		t.Errorf("got %v", err)
+	}
+	if coded, ok := errors.AsType[Error](err); !ok || coded.ExitCode() != 2 {
+		t.Errorf("exit status of %v is not 2", err)
+	}
+	write(t, filepath.Join(bin, "docker"), "#!/bin/sh\necho /of/another/machine\n", 0o755)
+	t.Setenv("PATH", bin)
+	if err := Room(t.Context()); err != nil {
+		t.Errorf("an engine elsewhere: %v", err)
+	}
+}
+
 func TestSandboxIsContainerds(t *testing.T) {
 	b := &builder{rootfs: t.TempDir()}
 	write(t, filepath.Join(b.rootfs, "etc/containerd/config.toml"), "version = 2\n[plugins]\n  sandbox_image = \"registry.k8s.io/pause:3.10\"\n  restrict_oom_score_adj = false\n", 0o644)

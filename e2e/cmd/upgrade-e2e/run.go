@@ -127,6 +127,9 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 	if err != nil {
 		return "", "", err
 	}
+	if err := harness.CheckProvider(ctx, o); err != nil {
+		return "", "", err
+	}
 	scratch, err := os.MkdirTemp("", "upgrade-e2e-")
 	if err != nil {
 		return "", "", err
