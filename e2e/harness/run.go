@@ -227,9 +227,10 @@ func (r *run) ownLog() error {
 }
 
 // spendMemory lets the programs of the run collect garbage less often, unless somebody has tuned them: on two cores the
-// API server spent a quarter of its time on that. The limit keeps a whole run below 4 GiB.
+// API server spent a quarter of its time on that. The limit is above what it takes in a run of the largest family: at its limit a
+// program does nothing but collect.
 func spendMemory() error {
-	for name, value := range map[string]string{"GOGC": "300", "GOMEMLIMIT": "1500MiB"} {
+	for name, value := range map[string]string{"GOGC": "300", "GOMEMLIMIT": "3GiB"} {
 		if os.Getenv(name) != "" {
 			continue
 		}

@@ -19,6 +19,8 @@ import (
 type Download struct {
 	// Takes is how long the importer runs before it ends.
 	Takes time.Duration
+	// Held, if any, keeps the importer from ending until it is closed.
+	Held <-chan struct{}
 	// Hangs never ends.
 	Hangs bool
 	// Fails is the message that the container fails with, once; then it is started again and runs for ever.
@@ -41,6 +43,18 @@ const networkBytesKey = "upgrade-e2e/network-bytes"
 
 // defaultImage is the virtual size of an image of which nobody says how big it is.
 const defaultImage = 5 << 30
+
+func (d Download) held() bool {
+	if d.Held == nil {
+		return false
+	}
+	select {
+	case <-d.Held:
+		return false
+	default:
+		return true
+	}
+}
 
 func (s *Simulation) download(url string) Download {
 	if s == nil || s.o.Download == nil {
@@ -120,6 +134,8 @@ func (k *kubelet) move(ctx context.Context, pod *corev1.Pod) (ctrl.Result, error
 		return ctrl.Result{}, nil
 	case kind == "cdi-upload-server":
 		return ctrl.Result{}, nil // ends with the pod that sends
+	case d.held():
+		return ctrl.Result{RequeueAfter: time.Second}, nil
 	}
 	return k.later(pod, was.State.Running.StartedAt.Time, d.Takes, func() error { return k.endMover(ctx, pod, d, message) })
 }

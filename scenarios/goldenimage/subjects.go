@@ -192,6 +192,24 @@ func refusedAgain(ctx context.Context, c dynamic.Interface, p *tenant.Pool) (boo
 	return observed == hr.GetGeneration() && failures > 1, nil
 }
 
+// untilAsked waits until a disk of a pool asks for an image, or the pool's release is refused.
+func untilAsked(p *tenant.Pool, version string) func(context.Context, harness.Upgraded) error {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		return until(ctx, on, "a disk of "+p.Object()+" to ask for image "+version, 2*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
+			disks, err := c.Resource(dataVolumes).Namespace(p.Namespace()).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err
+			}
+			for _, disk := range disks.Items {
+				if source, _, _ := unstructured.NestedString(disk.Object, "spec", "source", "pvc", "name"); source == golden(version).Name {
+					return true, nil
+				}
+			}
+			return refusedAgain(ctx, c, p)
+		})
+	}
+}
+
 // inTurn does one deed after the other.
 func inTurn(deeds ...func(context.Context, harness.Upgraded) error) func(context.Context, harness.Upgraded) error {
 	return func(ctx context.Context, on harness.Upgraded) error {

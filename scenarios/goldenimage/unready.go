@@ -3,7 +3,6 @@ package goldenimage
 import (
 	"context"
 	"regexp"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,7 +19,7 @@ import (
 // Images that are not there yet, or never will be.
 const (
 	crashing = "v1.11.1" // its import fails for ever, which CDI never calls Failed
-	slow     = "v1.11.2" // its import takes longer than it takes to ask for it
+	slow     = "v1.11.2" // its import takes until somebody has asked for it
 	bumped   = "v1.11.3" // comes after it was asked for
 	lost     = "v1.11.5" // its volume is lost: what CDI calls Failed
 )
@@ -52,13 +51,23 @@ func GoldenFailed() harness.Scenario {
 func GoldenImporting() harness.Scenario {
 	t := tenant.New("importing")
 	md0 := t.Cluster("prod").Pool("md0")
+	held, end := context.WithCancel(context.Background())
+	asking := rolled("asked for while it is imported", md0, offered(slow, "ImportInProgress"), harness.Change(ask(md0, "an image that comes", slow)))
+	roll := asking.Until
+	asking.Until = func(ctx context.Context, on harness.Upgraded) error {
+		defer end()
+		if err := untilAsked(md0, slow)(ctx, on); err != nil {
+			return err
+		}
+		end()
+		return roll(ctx, on)
+	}
 	return harness.Scenario{
-		Tag:    "golden-importing",
-		Line:   "a pool asks for an image that is still imported: its clone waits, then succeeds in the storage",
-		Images: map[string]simulate.Download{"/" + slow + "/": {Takes: 40 * time.Second}},
-		Given:  []*tenant.Tenant{t},
-		Acts: []harness.Act{catalog(), rolled("asked for while it is imported", md0, offered(slow, "ImportInProgress"),
-			harness.Change(ask(md0, "an image that comes", slow)))},
+		Tag:           "golden-importing",
+		Line:          "a pool asks for an image that is still imported: its clone waits, then succeeds in the storage",
+		Images:        map[string]simulate.Download{"/" + slow + "/": {Held: held.Done()}},
+		Given:         []*tenant.Tenant{t},
+		Acts:          []harness.Act{catalog(), asking},
 		ActsOnWorkers: true,
 		Checks: []verify.Check{verify.ClonePath(subject(md0), golden(slow), 1), verify.AskedWhileImporting(subject(md0), golden(slow)),
 			verify.WithinSurge(subject(md0))},

@@ -114,7 +114,7 @@ func defectsCommand() *cobra.Command {
 		}}
 	cmd.Flags().IntSliceVar(&numbers, "defect", nil, "only these (all)")
 	cmd.Flags().BoolVar(&batched, "batch", false, "plant defects that turn different scenarios red in one run; what is not as it must be is planted alone then")
-	cmd.Flags().IntVar(&parallel, "parallel", 0, "how many at a time (one per core, as far as there are 5 GiB of memory for each)")
+	cmd.Flags().IntVar(&parallel, "parallel", 0, "how many at a time (one per core, as far as there are 6 GiB of memory for each)")
 	cmd.Flags().StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all); some mistakes show in one tenant only because of another")
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
 	cmd.Flags().StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
@@ -181,9 +181,9 @@ func verdictOf(rows []row) error {
 	return nil
 }
 
-// roomFor is how many of n runs have room in memory at a time, at least one. A run of a whole family takes some 4 GiB.
+// roomFor is how many of n runs have room in memory at a time, at least one. A run of the largest family takes some 5 GiB.
 func roomFor(n int) int {
-	const each = 5 << 20 // KiB
+	const each = 6 << 20 // KiB
 	info, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 1
