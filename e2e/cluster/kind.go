@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -18,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -344,6 +346,21 @@ func lookedUp(reference string) string {
 		name = name[:at]
 	}
 	return name + "@" + digest
+}
+
+// Ended waits until a node has ended, which none does by itself, and says which; nil once ctx has ended.
+func (k *Kind) Ended(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	for _, node := range k.nodes {
+		g.Go(func() error {
+			_, err := k.run.Exec(gctx, process.Spec{Name: "wait-" + node.String(), Path: "/bin/sh", Args: []string{"-c", `exec docker wait "$0"`, node.String()}})
+			return cmp.Or(err, fmt.Errorf("node %s of cluster %s has ended: its container was killed, or the Docker engine was", node, k.name))
+		})
+	}
+	if err := g.Wait(); ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 // ControllerManagerMetrics is the URL of kube-controller-manager's metrics and a

@@ -54,6 +54,22 @@ func (r *run) provider() cluster.Provider {
 	return embedded
 }
 
+// mortal is a cluster whose nodes can end while it is in use.
+type mortal interface {
+	Ended(ctx context.Context) error
+}
+
+// watchNodes breaks the run off when a node ends: everything would wait for it until the last bound.
+func (r *run) watchNodes(ctx context.Context) {
+	if c, ok := r.cluster.(mortal); ok {
+		go func() {
+			if err := c.Ended(ctx); err != nil {
+				r.breakOff(err)
+			}
+		}()
+	}
+}
+
 // loader is a cluster with nodes that run images.
 type loader interface {
 	Load(ctx context.Context, archive string, as map[string]string) error

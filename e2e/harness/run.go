@@ -261,6 +261,7 @@ func (r *run) boot(ctx context.Context) error {
 	if _, err := r.cluster.SetDefaults().Create(ctx); err != nil {
 		return err
 	}
+	r.watchNodes(ctx)
 	charts, err := platform.ServeArtifacts(ctx)
 	if err != nil {
 		return err

@@ -118,7 +118,8 @@ func defectsCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&f.tags, "tags", nil, "scenarios to run (all); some mistakes show in one tenant only because of another")
 	cmd.Flags().StringVar(&f.artifacts, "artifacts", "", "folder that gets a folder per call (_artifacts)")
 	cmd.Flags().StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
-	f.provider, f.snapshots = "embedded", true
+	cmd.Flags().StringVar(&f.provider, "provider", "embedded", "cluster provider")
+	f.snapshots = true
 	cmd.AddCommand(joinCommand())
 	return cmd
 }
