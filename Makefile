@@ -42,7 +42,7 @@ e2e-list: command ## families and scenarios, one line each
 	@$(CMD) list
 
 e2e-defects: command ## plant each defect and show what turns red: DEFECT=n BATCH=1 PROVIDER= TAGS= ARTIFACTS=, or JOIN="dir dir" of earlier calls
-	@$(CMD) defects $(if $(JOIN),join $(JOIN)) $(if $(DEFECT),--defect=$(DEFECT)) $(if $(filter 1,$(BATCH)),--batch) $(if $(JOIN),,--provider=$(PROVIDER)) $(if $(TAGS),--tags=$(TAGS)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)')
+	@$(CMD) defects $(if $(JOIN),join $(JOIN),--provider=$(PROVIDER) $(if $(DEFECT),--defect=$(DEFECT)) $(if $(filter 1,$(BATCH)),--batch) $(if $(TAGS),--tags=$(TAGS)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)'))
 
 e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
 	@$(CMD) judge $(or $(RUN),_artifacts/latest)

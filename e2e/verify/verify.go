@@ -25,6 +25,12 @@ type Check struct {
 	Judge func(*history.History) Result
 }
 
+// About is a check under another name, which tells it from the same check of another subject.
+func About(name string, s Subject, c Check) Check {
+	c.Name = fmt.Sprintf("%s %s", name, s)
+	return c
+}
+
 // Result is what a check found. Reason is set when the verdict is inconclusive.
 type Result struct {
 	Verdict  Verdict    `json:"verdict"`
@@ -53,15 +59,6 @@ type Evidence struct {
 type Writer struct {
 	User  string `json:"user"`
 	Agent string `json:"agent"`
-}
-
-// Judge runs checks over a history. The first result, "record", is about the record itself.
-func Judge(h *history.History, checks ...Check) []Named {
-	var out []Named
-	for _, c := range append([]Check{Record()}, checks...) {
-		out = append(out, Named{c.Name, c.Judge(h)})
-	}
-	return out
 }
 
 // Worst is the verdict over several: fail before inconclusive before pass. Nothing judged is inconclusive.

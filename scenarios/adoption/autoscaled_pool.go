@@ -18,6 +18,6 @@ func AutoscaledPool() harness.Scenario {
 		Line:  "three machines where the pool's minimum is one: still three",
 		Given: []*tenant.Tenant{t},
 		Checks: append(adopted(md0),
-			named("replicas kept", s, verify.FieldIs(verify.These(machineDeployment(md0)), "3", "spec", "replicas"))),
+			verify.About("replicas kept", s, verify.FieldIs(verify.These(machineDeployment(md0)), "3", "spec", "replicas"))),
 	}
 }

@@ -33,13 +33,13 @@ func ForeignOwner() harness.Scenario {
 		// The pool's chart refuses a MachineDeployment of another release, so that the pool's release waits for a human.
 		MayFail: []harness.Failure{{Namespace: t.Namespace(), Release: md0.Release(), Because: regexp.MustCompile(`somebody-else`)}},
 		Checks: []verify.Check{
-			named("not taken over", s, verify.NotAdopted(foreign, s.PoolRelease())),
-			named("pinned", s, verify.Pinned(verify.PoolObjects(s))),
-			named("kept", s, verify.Kept(verify.PoolObjects(s))),
-			named("siblings adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(siblings, s.PoolRelease()))),
-			named("siblings adopted before their release was made", s, verify.AdoptedFirst(siblings, s.PoolRelease())),
-			named("siblings annotated", s, verify.Annotated(siblings, s.PoolRelease())),
-			named("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*somebody-else`), 1)),
+			verify.About("not taken over", s, verify.NotAdopted(foreign, s.PoolRelease())),
+			verify.About("pinned", s, verify.Pinned(verify.PoolObjects(s))),
+			verify.About("kept", s, verify.Kept(verify.PoolObjects(s))),
+			verify.About("siblings adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(siblings, s.PoolRelease()))),
+			verify.About("siblings adopted before their release was made", s, verify.AdoptedFirst(siblings, s.PoolRelease())),
+			verify.About("siblings annotated", s, verify.Annotated(siblings, s.PoolRelease())),
+			verify.About("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*somebody-else`), 1)),
 			verify.TemplateUnchanged(s),
 		},
 	}

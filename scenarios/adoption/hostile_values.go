@@ -38,7 +38,7 @@ func HostileValues() harness.Scenario {
 
 	checks := append(append(adopted(healthy), leftAlone(pools...)...), safe(subject(implicit))...)
 	for _, key := range keys {
-		checks = append(checks, named("warned of "+key, verify.Subject{Namespace: t.Namespace(), Cluster: groups.Name},
+		checks = append(checks, verify.About("warned of "+key, verify.Subject{Namespace: t.Namespace(), Cluster: groups.Name},
 			verify.LogLine("migration", regexp.MustCompile(`WARNING.*\bgroups\b.*\b`+key), 1)))
 	}
 	return harness.Scenario{

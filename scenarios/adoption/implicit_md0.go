@@ -18,11 +18,11 @@ func ImplicitMD0() harness.Scenario {
 		Line:  "nodeGroups empty: md0, which the old chart made of it, is adopted and stays without workers",
 		Given: []*tenant.Tenant{t},
 		Checks: append(adopted(md0),
-			named("values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
+			verify.About("values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
 				"cluster": "prod", "minReplicas": 0, "maxReplicas": 10, "instanceType": "u1.medium", "diskSize": "20Gi",
 				"roles": []string{"ingress-nginx"},
 			})),
-			named("autoscaler's minimum kept", s, verify.FieldKept(verify.These(machineDeployment(md0)),
+			verify.About("autoscaler's minimum kept", s, verify.FieldKept(verify.These(machineDeployment(md0)),
 				"metadata", "annotations", "cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size"))),
 	}
 }

@@ -22,7 +22,7 @@ func Lineage() harness.Scenario {
 		Line:  "VMs' pods are labelled as the cluster's, the pool's WorkloadMonitor counts for the pool's application",
 		Given: []*tenant.Tenant{t},
 		Checks: append(adopted(md0),
-			named("pods of the cluster", s, verify.LabelledFor(verify.Launchers(s), cluster)),
-			named("monitor of the pool", s, verify.CountedFor(verify.These(monitor), pool))),
+			verify.About("pods of the cluster", s, verify.LabelledFor(verify.Launchers(s), cluster)),
+			verify.About("monitor of the pool", s, verify.CountedFor(verify.These(monitor), pool))),
 	}
 }

@@ -31,7 +31,7 @@ func NoPools() harness.Scenario {
 		Given: []*tenant.Tenant{t},
 		Acts:  []harness.Act{{Name: "control plane without pools", Do: makeControlPlane(bare)}},
 		Checks: []verify.Check{
-			named("no pool", subject(md0), verify.NeverThere(helmRelease(subject(md0).PoolRelease()), machineDeployment(md0))),
+			verify.About("no pool", subject(md0), verify.NeverThere(helmRelease(subject(md0).PoolRelease()), machineDeployment(md0))),
 			verify.CertSANs(verify.Subject{Namespace: t.Namespace(), Cluster: bare.Name}),
 		},
 	}

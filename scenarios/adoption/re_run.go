@@ -24,8 +24,8 @@ func ReRun() harness.Scenario {
 		Given: []*tenant.Tenant{t},
 		Acts:  []harness.Act{{Name: phaseReRun, Do: runMigrationsAgain}},
 		Checks: append(adopted(md0),
-			named("no write in the second run", subject(md0), verify.NoWritesBy(anybody, verify.PoolObjects(subject(md0)), phaseReRun)),
-			named("ran again", subject(md0), verify.LogLine(phaseReRun, regexp.MustCompile(`\bprod\b`), 1))),
+			verify.About("no write in the second run", subject(md0), verify.NoWritesBy(anybody, verify.PoolObjects(subject(md0)), phaseReRun)),
+			verify.About("ran again", subject(md0), verify.LogLine(phaseReRun, regexp.MustCompile(`\bprod\b`), 1))),
 	}
 }
 

@@ -22,12 +22,12 @@ func adopted(pools ...*tenant.Pool) []verify.Check {
 		s := subject(p)
 		objects := verify.PoolObjects(s)
 		checks = append(checks,
-			named("adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(objects, s.PoolRelease()))),
-			named("adopted before its release was made", s, verify.AdoptedFirst(objects, s.PoolRelease())),
-			named("adopted", s, verify.Owned(objects, s.PoolRelease(), s.ClusterRelease())),
-			named("pinned", s, verify.Pinned(objects)),
-			named("kept", s, verify.Kept(objects)),
-			named("spec kept", s, verify.SpecKept(objects)),
+			verify.About("adopted by the migration", s, verify.Before(history.PhaseMigrated, verify.Annotated(objects, s.PoolRelease()))),
+			verify.About("adopted before its release was made", s, verify.AdoptedFirst(objects, s.PoolRelease())),
+			verify.About("adopted", s, verify.Owned(objects, s.PoolRelease(), s.ClusterRelease())),
+			verify.About("pinned", s, verify.Pinned(objects)),
+			verify.About("kept", s, verify.Kept(objects)),
+			verify.About("spec kept", s, verify.SpecKept(objects)),
 			verify.TemplateUnchanged(s))
 	}
 	return checks
@@ -40,9 +40,9 @@ func leftAlone(pools ...*tenant.Pool) []verify.Check {
 	for _, p := range pools {
 		s := subject(p)
 		checks = append(append(checks, safe(s)...),
-			named("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
-			named("no release", s, verify.NeverThere(helmRelease(s.PoolRelease()))),
-			named("warned", s, verify.LogLine("migration", warning(p), 1)))
+			verify.About("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
+			verify.About("no release", s, verify.NeverThere(helmRelease(s.PoolRelease()))),
+			verify.About("warned", s, verify.LogLine("migration", warning(p), 1)))
 	}
 	return checks
 }
@@ -50,13 +50,7 @@ func leftAlone(pools ...*tenant.Pool) []verify.Check {
 // safe claims that a pool's objects are the same as before, and pinned, whoever they belong to.
 func safe(s verify.Subject) []verify.Check {
 	objects := verify.PoolObjects(s)
-	return []verify.Check{named("pinned", s, verify.Pinned(objects)), named("kept", s, verify.Kept(objects)), verify.TemplateUnchanged(s)}
-}
-
-// named gives a check a name that tells it from the same check of another pool.
-func named(name string, s verify.Subject, c verify.Check) verify.Check {
-	c.Name = fmt.Sprintf("%s %s", name, s)
-	return c
+	return []verify.Check{verify.About("pinned", s, verify.Pinned(objects)), verify.About("kept", s, verify.Kept(objects)), verify.TemplateUnchanged(s)}
 }
 
 func helmRelease(k history.ReleaseKey) history.Ref {

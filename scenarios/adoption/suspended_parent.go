@@ -21,6 +21,6 @@ func SuspendedParent() harness.Scenario {
 		Given: []*tenant.Tenant{t},
 		Acts:  []harness.Act{{Name: phaseResume, Do: harness.Resume(prod)}},
 		Checks: append(adopted(md0),
-			named("pinned in time", subject(md0), verify.Before(phaseResume, verify.Pinned(verify.PoolObjects(subject(md0)))))),
+			verify.About("pinned in time", subject(md0), verify.Before(phaseResume, verify.Pinned(verify.PoolObjects(subject(md0)))))),
 	}
 }

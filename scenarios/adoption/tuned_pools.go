@@ -32,7 +32,7 @@ func TunedPools() harness.Scenario {
 	ofCluster := merged(clusterWide, timeouts, map[string]any{"cluster": "prod", "images": kubectl})
 	carried := func(p *tenant.Pool, values ...map[string]any) verify.Check {
 		s := subject(p)
-		return named("values", s, verify.ValuesCarried(s.PoolRelease(), merged(append(values, ofCluster)...)))
+		return verify.About("values", s, verify.ValuesCarried(s.PoolRelease(), merged(append(values, ofCluster)...)))
 	}
 	return harness.Scenario{
 		Tag:   "tuned-pools",

@@ -21,12 +21,12 @@ func UnlabelledParent() harness.Scenario {
 		Line:  "a cluster without application labels beside an add-on called like one: relabelled and adopted, the add-on untouched",
 		Given: []*tenant.Tenant{t},
 		Checks: append(adopted(md0),
-			named("relabelled", subject(md0), verify.Labelled(verify.These(helmRelease(subject(md0).ClusterRelease())), map[string]string{
+			verify.About("relabelled", subject(md0), verify.Labelled(verify.These(helmRelease(subject(md0).ClusterRelease())), map[string]string{
 				"apps.cozystack.io/application.group": "apps.cozystack.io",
 				"apps.cozystack.io/application.kind":  "Kubernetes",
 				"apps.cozystack.io/application.name":  prod.Name,
 			})),
-			named("add-ons untouched", subject(md0), verify.NoWritesBy(regexp.MustCompile(`migration-hook`), verify.These(helmRelease(addOn.ClusterRelease())))),
-			named("no release for an add-on", subject(md0), verify.NeverThere(helmRelease(addOn.PoolRelease())))),
+			verify.About("add-ons untouched", subject(md0), verify.NoWritesBy(regexp.MustCompile(`migration-hook`), verify.These(helmRelease(addOn.ClusterRelease())))),
+			verify.About("no release for an add-on", subject(md0), verify.NeverThere(helmRelease(addOn.PoolRelease())))),
 	}
 }

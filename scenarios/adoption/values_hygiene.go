@@ -20,8 +20,8 @@ func ValuesHygiene() harness.Scenario {
 		Line:  "three images overridden: the pool's values hold the one that its chart knows, and nothing undeclared",
 		Given: []*tenant.Tenant{t},
 		Checks: append(adopted(md0),
-			named("values declared", s, verify.ValuesDeclared(s.PoolRelease())),
-			named("values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
+			verify.About("values declared", s, verify.ValuesDeclared(s.PoolRelease())),
+			verify.About("values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
 				"images": map[string]any{"kubectl": kubectl, "waitForKubeconfig": nil, "talosCsrSigner": nil}}))),
 	}
 }

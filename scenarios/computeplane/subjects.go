@@ -25,7 +25,7 @@ func adopted(pools ...*tenant.Pool) []verify.Check {
 	var checks []verify.Check
 	for _, p := range pools {
 		s := subject(p)
-		checks = append(append(checks, named("adopted", s, verify.Owned(verify.PoolObjects(s), s.PoolRelease(), s.ClusterRelease()))), unchanged(s)...)
+		checks = append(append(checks, verify.About("adopted", s, verify.Owned(verify.PoolObjects(s), s.PoolRelease(), s.ClusterRelease()))), unchanged(s)...)
 	}
 	return checks
 }
@@ -36,16 +36,16 @@ func leftAlone(pools ...*tenant.Pool) []verify.Check {
 	var checks []verify.Check
 	for _, p := range pools {
 		s := subject(p)
-		checks = append(append(checks, named("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
-			named("no release", s, verify.NeverThere(helmRelease(p.Namespace(), p.Release()))),
-			named("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*\b`+p.Name+`\b`), 1))), unchanged(s)...)
+		checks = append(append(checks, verify.About("not adopted", s, verify.NotAdopted(verify.PoolObjects(s), s.PoolRelease())),
+			verify.About("no release", s, verify.NeverThere(helmRelease(p.Namespace(), p.Release()))),
+			verify.About("warned", s, verify.LogLine("migration", regexp.MustCompile(`WARNING.*\b`+p.Name+`\b`), 1))), unchanged(s)...)
 	}
 	return checks
 }
 
 func unchanged(s verify.Subject) []verify.Check {
 	objects := verify.PoolObjects(s)
-	return []verify.Check{named("pinned", s, verify.Pinned(objects)), named("kept", s, verify.Kept(objects)), verify.TemplateUnchanged(s)}
+	return []verify.Check{verify.About("pinned", s, verify.Pinned(objects)), verify.About("kept", s, verify.Kept(objects)), verify.TemplateUnchanged(s)}
 }
 
 // managed claims of each pool that its release is one that the module renders, so that the tenant's next change reaches it.
@@ -53,7 +53,7 @@ func managed(pools ...*tenant.Pool) []verify.Check {
 	var checks []verify.Check
 	for _, p := range pools {
 		release := verify.These(helmRelease(p.Namespace(), p.Release()))
-		checks = append(checks, named("managed", subject(p), verify.Owned(release, module(p.Cluster.Tenant), history.ReleaseKey{})))
+		checks = append(checks, verify.About("managed", subject(p), verify.Owned(release, module(p.Cluster.Tenant), history.ReleaseKey{})))
 	}
 	return checks
 }
@@ -69,12 +69,6 @@ func refused(t *tenant.Tenant, because *regexp.Regexp) verify.Check {
 func nothingMade(t *tenant.Tenant) verify.Check {
 	c := verify.NeverThere(helmRelease(t.Namespace(), tenant.PlaneCluster))
 	c.Name = fmt.Sprintf("nothing made %s", t.Namespace())
-	return c
-}
-
-// named gives a check a name that tells it from the same check of another pool.
-func named(name string, s verify.Subject, c verify.Check) verify.Check {
-	c.Name = fmt.Sprintf("%s %s", name, s)
 	return c
 }
 

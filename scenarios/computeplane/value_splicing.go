@@ -25,7 +25,7 @@ func ValueSplicing() harness.Scenario {
 		Line:  "a group with cluster, clusterReleaseName, talos, version, images, _cluster, nameOverride: none reaches the pool's values, which stays in its cluster with its image",
 		Given: []*tenant.Tenant{t},
 		Checks: append(append(adopted(md0), managed(md0)...),
-			named("own values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
+			verify.About("own values", s, verify.ValuesCarried(s.PoolRelease(), map[string]any{
 				"cluster": tenant.PlaneCluster, "clusterReleaseName": tenant.PlaneCluster,
 				"talos": nil, "version": nil, "images": nil, "_cluster": nil, "nameOverride": nil}))),
 	}

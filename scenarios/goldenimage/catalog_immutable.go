@@ -25,7 +25,7 @@ func CatalogImmutable() harness.Scenario {
 	unclassed := change(public, "the class taken away", map[string]any{"storageClass": ""})
 	unclassed.Last = true // no image can be offered any more
 	refused := func(namespace string, because *regexp.Regexp) verify.Check {
-		return named("refused", verify.Subject{Namespace: namespace}, verify.Refused(history.ReleaseKey{Namespace: namespace, Name: catalogRelease}, because))
+		return verify.About("refused", verify.Subject{Namespace: namespace}, verify.Refused(history.ReleaseKey{Namespace: namespace, Name: catalogRelease}, because))
 	}
 	return harness.Scenario{
 		Tag:  "catalog-immutable",

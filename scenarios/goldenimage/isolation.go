@@ -38,10 +38,10 @@ func Isolation() harness.Scenario {
 			{Name: "a path for a schematic", Do: harness.Change(climb)}},
 		MayFail: []harness.Failure{{Namespace: p.Namespace(), Release: p.Release(), Because: because}},
 		Checks: []verify.Check{
-			named("may clone", s, verify.LogLine(name, regexp.MustCompile(`^clone the image: allowed$`), 1)),
-			named("may not write", s, verify.LogLine(name, regexp.MustCompile(`^(create|change|delete) .* in cozy-public: forbidden$`), 6)),
-			named("may not clone a neighbour", s, verify.LogLine(name, regexp.MustCompile(`^clone a neighbour's disk: forbidden$`), 1)),
-			named("refused", s, verify.Refused(s.PoolRelease(), because)),
+			verify.About("may clone", s, verify.LogLine(name, regexp.MustCompile(`^clone the image: allowed$`), 1)),
+			verify.About("may not write", s, verify.LogLine(name, regexp.MustCompile(`^(create|change|delete) .* in cozy-public: forbidden$`), 6)),
+			verify.About("may not clone a neighbour", s, verify.LogLine(name, regexp.MustCompile(`^clone a neighbour's disk: forbidden$`), 1)),
+			verify.About("refused", s, verify.Refused(s.PoolRelease(), because)),
 		},
 	}
 }

@@ -2,7 +2,6 @@ package goldenimage
 
 import (
 	"context"
-	"fmt"
 	"regexp"
 	"time"
 
@@ -44,12 +43,6 @@ func builtin(version string) map[string]any {
 // subject selects a pool's objects in a record.
 func subject(p *tenant.Pool) verify.Subject {
 	return verify.Subject{Namespace: p.Namespace(), Cluster: p.Cluster.Name, Pool: p.Name}
-}
-
-// named gives a check a name that tells it from the same check of another pool.
-func named(name string, s verify.Subject, c verify.Check) verify.Check {
-	c.Name = fmt.Sprintf("%s %s", name, s)
-	return c
 }
 
 // release is a HelmRelease of one of the platform's charts.
@@ -263,5 +256,5 @@ func mayFail(p *tenant.Pool, because *regexp.Regexp) []harness.Failure {
 // refusal are the checks of a pool that is refused: with the reason, and nothing else happens to it.
 func refusal(p *tenant.Pool, because *regexp.Regexp) []verify.Check {
 	s := subject(p)
-	return []verify.Check{named("refused", s, verify.Refused(s.PoolRelease(), because)), verify.TemplateUnchanged(s), verify.Workers(s, p.Machines())}
+	return []verify.Check{verify.About("refused", s, verify.Refused(s.PoolRelease(), because)), verify.TemplateUnchanged(s), verify.Workers(s, p.Machines())}
 }

@@ -91,8 +91,8 @@ func VersionBump() harness.Scenario {
 		MayFail:       mayFail(md0, because),
 		ActsOnWorkers: true,
 		Checks: []verify.Check{
-			named("refused at first", s, verify.Before(offer, verify.Refused(s.PoolRelease(), because))),
-			named("untouched while refused", s, verify.NoChurnBetween(s, newer, offer)),
+			verify.About("refused at first", s, verify.Before(offer, verify.Refused(s.PoolRelease(), because))),
+			verify.About("untouched while refused", s, verify.NoChurnBetween(s, newer, offer)),
 			verify.ClonePath(s, golden(version), 0), verify.ClonePath(s, golden(bumped), 1), verify.WithinSurge(s), verify.Workers(s, 1)},
 	}
 }
