@@ -22,6 +22,8 @@ type Defect struct {
 	Plants string `json:"plants"` // what is wrong, in a sentence
 	Origin string `json:"origin"` // where the mistake was seen
 	Red    []Red  `json:"red"`    // what it must turn red; every other scenario stays green
+	// Masks are numbers of defects that show nothing beside this one.
+	Masks []int `json:"masks"`
 	// Awaits says which scenario or check has to come before the defect can show; "" when it shows today.
 	Awaits string `json:"awaits"`
 	// Harness is the mistake where it is not one of the tree but of whoever upgrades it.
@@ -157,7 +159,8 @@ next:
 
 // clashes tells whether a run with both could not tell which of them turned a scenario red.
 func (d Defect) clashes(other Defect) bool {
-	if d.Family != other.Family || d.Tree != other.Tree || d.Diff == "" || other.Diff == "" {
+	if d.Family != other.Family || d.Tree != other.Tree || d.Diff == "" || other.Diff == "" ||
+		slices.Contains(d.Masks, other.Number) || slices.Contains(other.Masks, d.Number) {
 		return true
 	}
 	return slices.ContainsFunc(d.Red, func(r Red) bool {

@@ -71,7 +71,9 @@ func TestBatches(t *testing.T) {
 	}
 	elsewhere, harness := red(7, "h"), red(8, "i")
 	elsewhere.Family, harness.Diff = "computeplane", ""
-	all := []Defect{red(1, "a"), red(2, "b", "c"), red(3, All), red(4, "c"), red(5, "d"), red(6, "e"), elsewhere, harness}
+	masked := red(9, "j")
+	masked.Masks = []int{1}
+	all := []Defect{red(1, "a"), red(2, "b", "c"), red(3, All), red(4, "c"), red(5, "d"), red(6, "e"), elsewhere, harness, masked}
 	var got [][]int
 	for _, b := range Batches(all, func(b Batch) bool { return b[len(b)-1].Number != 6 }) {
 		var numbers []int
@@ -80,8 +82,8 @@ func TestBatches(t *testing.T) {
 		}
 		got = append(got, numbers)
 	}
-	// 4 shares a scenario with 2, 6 does not fit with anybody, the others are of another kind.
-	want := [][]int{{1, 2, 5}, {3}, {4}, {6}, {7}, {8}}
+	// 4 shares a scenario with 2, 6 does not fit with anybody, 9 hides 1, the others are of another kind.
+	want := [][]int{{1, 2, 5}, {3}, {4, 9}, {6}, {7}, {8}}
 	if !slices.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("got %v, want %v", got, want)
 	}
