@@ -26,6 +26,25 @@ func Refused(of history.ReleaseKey, because *regexp.Regexp) Check {
 	})
 }
 
+// NeverRefused claims that no try of a HelmRelease ended with a message that matches.
+func NeverRefused(key history.ReleaseKey, because *regexp.Regexp) Check {
+	return newCheck("never refused "+key.Name, never, func(h *history.History) (found []Evidence, doubt string) {
+		tries := h.Named(history.Ref{Resource: helmReleases, Namespace: key.Namespace, Name: key.Name})
+		if len(tries) == 0 {
+			return nil, fmt.Sprintf("no HelmRelease %s/%s is in the record", key.Namespace, key.Name)
+		}
+		for _, l := range tries {
+			for _, e := range l.Events {
+				if why := history.ReleaseWaiting(e.Object, nil, nil); because.MatchString(why) {
+					found = append(found, of(h, e, why))
+					break // each try says it again
+				}
+			}
+		}
+		return found, ""
+	})
+}
+
 // Workers claims that in the end at least n machines of the subject run.
 func Workers(s Subject, n int) Check {
 	return newCheck("workers of "+s.String(), atTheEnd, func(h *history.History) ([]Evidence, string) {

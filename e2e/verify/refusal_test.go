@@ -50,6 +50,35 @@ func TestRefused(t *testing.T) {
 	wantEvidence(t, check.Judge(ht.New().Read(t)), verify.Failed, "helmreleases.helm.toolkit.fluxcd.io t/computeplane was never there")
 }
 
+func TestNeverRefused(t *testing.T) {
+	check := verify.NeverRefused(history.ReleaseKey{Namespace: "t", Name: "pool"}, regexp.MustCompile("image x has failed"))
+	for name, c := range map[string]struct {
+		happens []func(*unstructured.Unstructured)
+		want    []string
+	}{
+		"never":                   {[]func(*unstructured.Unstructured){ready("True", "", 1)}, nil},
+		"for another reason":      {[]func(*unstructured.Unstructured){ready("False", "timeout", 1), ready("True", "", 1)}, nil},
+		"once, and then taken":    {[]func(*unstructured.Unstructured){ready("False", "image x has failed", 1), ready("True", "", 1)}, []string{"HelmRelease t/pool is not Ready: image x has failed"}},
+		"twice is said only once": {[]func(*unstructured.Unstructured){ready("False", "image x has failed", 1), ready("False", "image x has failed again", 1)}, []string{"HelmRelease t/pool is not Ready: image x has failed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, hr := ht.New(), ht.Object("HelmRelease", "t/pool")
+			b.Baseline(hr)
+			for _, f := range c.happens {
+				b.Update(ht.Helm, hr, f)
+			}
+			verdict := verify.Passed
+			if c.want != nil {
+				verdict = verify.Failed
+			}
+			wantEvidence(t, check.Judge(b.Read(t)), verdict, c.want...)
+		})
+	}
+	if r := check.Judge(ht.New().Read(t)); r.Verdict != verify.Inconclusive {
+		t.Errorf("without the release: %s", r.Verdict)
+	}
+}
+
 func TestWorkers(t *testing.T) {
 	phase := func(p string) func(*unstructured.Unstructured) { return ht.Set("status.phase", p) }
 	w := newWorld()

@@ -70,7 +70,7 @@ func GoldenImporting() harness.Scenario {
 		Acts:          []harness.Act{catalog(), asking},
 		ActsOnWorkers: true,
 		Checks: []verify.Check{verify.ClonePath(subject(md0), golden(slow), 1), verify.AskedWhileImporting(subject(md0), golden(slow)),
-			verify.WithinSurge(subject(md0))},
+			verify.WithinSurge(subject(md0)), verify.NeverRefused(subject(md0).PoolRelease(), regexp.MustCompile(golden(slow).Name))},
 	}
 }
 
