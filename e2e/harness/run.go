@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/e2e-framework/pkg/env"
 	"sigs.k8s.io/e2e-framework/pkg/envconf"
@@ -420,13 +421,8 @@ func (r *run) acts(ctx context.Context) error {
 			}
 			brings = append(brings, act.Brings...)
 		}
-		for _, act := range acts {
-			if act.Until == nil {
-				continue
-			}
-			if err := act.Until(ctx, r.upgraded()); err != nil {
-				return fmt.Errorf("%s: %w", act.Name, err)
-			}
+		if err := r.done(ctx, acts); err != nil {
+			return err
 		}
 		if err := r.brought(ctx, brings); err != nil {
 			return err
@@ -436,6 +432,23 @@ func (r *run) acts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// done waits for what acts bring about, all at once: each has a bound of its own, and a bad upgrade reaches them all.
+func (r *run) done(ctx context.Context, acts []Act) error {
+	g, gctx := errgroup.WithContext(ctx)
+	for _, act := range acts {
+		if act.Until == nil {
+			continue
+		}
+		g.Go(func() error {
+			if err := act.Until(gctx, r.upgraded()); err != nil {
+				return fmt.Errorf("%s: %w", act.Name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 func (r *run) upgraded() Upgraded { return Upgraded{Env: r.env, Old: r.old, New: r.new, Log: r.log} }
