@@ -85,10 +85,7 @@ func defectsCommand() *cobra.Command {
 				return true
 			})
 			begin := time.Now()
-			var batches []defects.Batch
-			for _, d := range all {
-				batches = append(batches, defects.Batch{d})
-			}
+			batches := defects.Batches(all, func(defects.Batch) bool { return false }) // a run each
 			if batched {
 				if batches, err = together(cmd.Context(), root, all); err != nil {
 					return err
@@ -213,13 +210,16 @@ func (p *planting) all(ctx context.Context, batches []defects.Batch, parallel in
 	var rest []defects.Batch
 	begun := map[string]bool{}
 	for _, b := range batches {
-		family := b[0].Family
-		if begun[family] {
+		fam, err := family(b[0].Family)
+		if err != nil {
+			return err
+		}
+		if begun[fam.Name] {
 			rest = append(rest, b)
 			continue
 		}
-		begun[family] = true
-		if err := p.compile(ctx, family); err != nil {
+		begun[fam.Name] = true
+		if err := compile(ctx, p.root, fam); err != nil {
 			return err
 		}
 		if err := p.batch(ctx, b); err != nil {
@@ -232,14 +232,6 @@ func (p *planting) all(ctx context.Context, batches []defects.Batch, parallel in
 		g.Go(func() error { return p.batch(gctx, b) })
 	}
 	return g.Wait()
-}
-
-func (p *planting) compile(ctx context.Context, name string) error {
-	fam, err := family(name)
-	if err != nil {
-		return err
-	}
-	return compile(ctx, p.root, fam)
 }
 
 // batch plants the defects of a batch in one run. If one of them is not as it must be, each gets a run of its own, which tells
