@@ -54,6 +54,9 @@ func ConfigFor(ctx context.Context, p Provider, sa ServiceAccount) (*rest.Config
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", sa, err)
 	}
 	cfg.QPS = -1
+	if t, ok := p.(interface{ Track(*rest.Config) }); ok {
+		t.Track(cfg)
+	}
 	return cfg, nil
 }
 

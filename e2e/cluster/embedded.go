@@ -374,14 +374,7 @@ func (e *Embedded) Kubeconfig(ctx context.Context, sa ServiceAccount) (string, e
 	if e.client == nil {
 		return "", fmt.Errorf("kubeconfig of %s: the cluster was not created", sa)
 	}
-	token, err := token(ctx, e.client, sa)
-	if err != nil {
-		return "", err
-	}
-	path := e.run.State("kubeconfigs", sa.Namespace+"."+sa.Name)
-	return path, writeKubeconfig(path, sa.String(), &rest.Config{
-		Host: e.admin.Host, TLSClientConfig: rest.TLSClientConfig{CAData: e.admin.CAData}, BearerToken: token,
-	})
+	return accountKubeconfig(ctx, e.run, e.admin, e.client, sa)
 }
 
 // userConfig is a configuration for a user by client certificate.

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -246,20 +245,8 @@ func podReady(pod *corev1.Pod) bool {
 
 // startEtcd starts the tenants' etcd.
 func (k *Kind) startEtcd(ctx context.Context) error {
-	client, err := process.FreePort()
-	if err != nil {
-		return err
-	}
-	peer, err := process.FreePort()
-	if err != nil {
-		return err
-	}
-	url := func(port int) string { return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
-	k.etcd = url(client)
-	_, err = k.run.Start(ctx, process.Spec{Name: "tenant-etcd", Path: k.programs.Path("etcd"), Restart: true, Args: []string{
-		"--data-dir=" + k.run.State("tenant-etcd"), "--listen-client-urls=" + k.etcd, "--advertise-client-urls=" + k.etcd,
-		"--listen-peer-urls=" + url(peer), "--unsafe-no-fsync=true", "--log-level=warn",
-	}})
+	var err error
+	k.etcd, err = tenantEtcd(ctx, k.run, k.programs)
 	return err
 }
 
@@ -269,35 +256,7 @@ func (k *Kind) Expose(port int) (host string, err error) {
 	if k.gateway == "" {
 		return "", errors.New("expose a port: the cluster was not created")
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort(k.gateway, strconv.Itoa(port)))
-	if err != nil {
-		return "", fmt.Errorf("expose port %d to the nodes: %w", port, err)
-	}
-	k.run.AtClose(listener.Close)
-	go func() {
-		for {
-			from, err := listener.Accept()
-			if err != nil {
-				return // closed
-			}
-			go relay(from, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		}
-	}()
-	return k.gateway, nil
-}
-
-// relay copies both ways until one side ends.
-func relay(from net.Conn, address string) {
-	defer from.Close()
-	to, err := net.Dial("tcp", address)
-	if err != nil {
-		return // who called sees a closed connection
-	}
-	defer to.Close()
-	done := make(chan struct{}, 2)
-	go func() { _, _ = io.Copy(to, from); done <- struct{}{} }()
-	go func() { _, _ = io.Copy(from, to); done <- struct{}{} }()
-	<-done
+	return k.gateway, expose(k.run, k.gateway, port)
 }
 
 // Load puts an archive of images, as `docker save` writes them, onto the nodes, has each known by the reference that as maps
@@ -389,14 +348,7 @@ func (k *Kind) Kubeconfig(ctx context.Context, sa ServiceAccount) (string, error
 	if k.client == nil {
 		return "", fmt.Errorf("kubeconfig of %s: the cluster was not created", sa)
 	}
-	token, err := token(ctx, k.client, sa)
-	if err != nil {
-		return "", err
-	}
-	path := k.run.State("kubeconfigs", sa.Namespace+"."+sa.Name)
-	return path, writeKubeconfig(path, sa.String(), &rest.Config{
-		Host: k.admin.Host, TLSClientConfig: rest.TLSClientConfig{CAData: k.admin.CAData}, BearerToken: token,
-	})
+	return accountKubeconfig(ctx, k.run, k.admin, k.client, sa)
 }
 
 // Destroy ends the run that the cluster belongs to, its containers with it. The logs stay.

@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"cozystack.io/upgrade-e2e/e2e/process"
 )
 
 const tokenSeconds = 24 * 60 * 60
@@ -35,6 +37,18 @@ func writeKubeconfig(path, name string, cfg *rest.Config) error {
 		return fmt.Errorf("write kubeconfig of %s: %w", name, err)
 	}
 	return nil
+}
+
+// accountKubeconfig writes a kubeconfig with a new token of sa below the run's state.
+func accountKubeconfig(ctx context.Context, run *process.Run, admin *rest.Config, client kubernetes.Interface, sa ServiceAccount) (string, error) {
+	token, err := token(ctx, client, sa)
+	if err != nil {
+		return "", err
+	}
+	path := run.State("kubeconfigs", sa.Namespace+"."+sa.Name)
+	return path, writeKubeconfig(path, sa.String(), &rest.Config{
+		Host: admin.Host, TLSClientConfig: rest.TLSClientConfig{CAData: admin.CAData}, BearerToken: token,
+	})
 }
 
 // token asks for a token of sa and makes sure that sa exists.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -75,6 +76,14 @@ type exposer interface {
 	Expose(port int) (host string, err error)
 }
 
+// shared is a cluster that has other users: what was there before stays as it is.
+type shared interface {
+	// Others are the namespaces that were there before.
+	Others() []string
+	// Owns tells whether a namespace was made by the run.
+	Owns(namespace string) bool
+}
+
 // Install installs all components and returns once each of them works. The
 // controllers are processes of the cluster's run and end with it; the stand-ins
 // end with ctx. An object that is there already is brought to what it should be.
@@ -104,6 +113,14 @@ type installer struct {
 
 	controllers []*started
 	kinds       []*manifest // of components that have no program here
+	found       []string    // components that were on the cluster before
+	server      string      // version of a shared cluster
+}
+
+// shared is nil unless the cluster has other users.
+func (in *installer) shared() shared {
+	s, _ := in.cluster.(shared)
+	return s
 }
 
 func (in *installer) install(ctx context.Context) (*Installed, error) {
@@ -121,6 +138,20 @@ func (in *installer) install(ctx context.Context) (*Installed, error) {
 	}
 	if err := in.step("read manifests", func() error { return in.read() }); err != nil {
 		return nil, err
+	}
+	if in.shared() != nil {
+		if err := in.keepFound(ctx); err != nil {
+			return nil, err
+		}
+		disco, err := discovery.NewDiscoveryClientForConfig(in.config)
+		if err != nil {
+			return nil, err
+		}
+		version, err := disco.ServerVersion()
+		if err != nil {
+			return nil, err
+		}
+		in.server = version.GitVersion
 	}
 	apply, name := in.applyManifests, "apply kinds, rights and webhooks"
 	if in.options.Restored {
@@ -233,6 +264,12 @@ func (in *installer) applyAll(ctx context.Context, objects []*unstructured.Unstr
 // work for the API server, and on a new cluster it always succeeds.
 func (in *installer) apply(ctx context.Context, u *unstructured.Unstructured) error {
 	err := in.client.Create(ctx, u.DeepCopy(), client.FieldOwner(owner))
+	if apierrors.IsAlreadyExists(err) && in.shared() != nil {
+		if u.GetKind() == "Namespace" {
+			return nil
+		}
+		return fmt.Errorf("%s %s is on the cluster already and not the run's: its component is there in part", u.GetKind(), client.ObjectKeyFromObject(u))
+	}
 	if apierrors.IsAlreadyExists(err) {
 		err = in.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(owner), client.ForceOwnership)
 	}
@@ -414,6 +451,9 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 	if e, ok := in.cluster.(exposer); ok {
 		o.Expose = e.Expose
 	}
+	if s := in.shared(); s != nil {
+		o.Shared = &simulate.Shared{Others: s.Others(), Owns: s.Owns}
+	}
 	return simulate.Start(ctx, o)
 }
 
@@ -422,6 +462,10 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 func (in *installer) fidelity() []Fidelity {
 	var rows []Fidelity
 	real, how := cluster.ControlPlane(), ""
+	if in.shared() != nil {
+		real = nil // somebody else's
+		rows = append(rows, Fidelity{Component: "Kubernetes", Version: in.server, Real: true, Why: "as it was there"})
+	}
 	node, onNode := in.cluster.(interface{ Node() []string })
 	if onNode {
 		real, how = append(real, node.Node()...), "in a container that is a node"
@@ -432,10 +476,16 @@ func (in *installer) fidelity() []Fidelity {
 	for _, c := range in.controllers {
 		rows = append(rows, Fidelity{Component: c.name, Version: c.version, Real: true, Why: "as a process, as " + c.account.String()})
 	}
+	for _, name := range in.found {
+		rows = append(rows, Fidelity{Component: name, Real: true, Why: "as it was there, with its own metrics, which are not looked at"})
+	}
 	for _, row := range []struct{ name, why string }{
 		{"source-controller", "its kinds are real; the run itself publishes charts as ExternalArtifacts"},
 		{"external-snapshotter", "its kinds are real; the CSI stand-in answers snapshots"},
 	} {
+		if slices.Contains(in.found, row.name) {
+			continue
+		}
 		rows = append(rows, Fidelity{Component: row.name, Version: in.programs.Version(row.name), Why: row.why})
 	}
 	for _, row := range simulate.Fidelity(onNode) {

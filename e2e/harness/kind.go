@@ -15,10 +15,19 @@ import (
 )
 
 // providers are what PROVIDER may name.
-var providers = []string{"embedded", "kind"}
+var providers = []string{"embedded", "kind", "existing"}
 
 // CheckProvider fails in one line, with status 2, when the cluster that PROVIDER names can't be booted here.
 func CheckProvider(ctx context.Context, o Options) error {
+	if o.Provider == "existing" {
+		if _, err := os.Stat(o.AuditLog); err != nil {
+			return usagef("AUDIT_LOG: %v", err)
+		}
+		if err := cluster.CheckExisting(ctx, o.Kubeconfig); err != nil {
+			return usagef("%v", err)
+		}
+		return nil
+	}
 	_, err := nodeImage(ctx, o)
 	return err
 }
@@ -44,8 +53,11 @@ func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
 
 // provider is the cluster that PROVIDER names, not made yet.
 func (r *run) provider() cluster.Provider {
-	if r.node != nil {
+	switch {
+	case r.node != nil:
 		return cluster.NewKind(r.processes, r.programs, r.node.Ref)
+	case r.options.Provider == "existing":
+		return cluster.NewExisting(r.processes, r.programs, r.options.Kubeconfig, r.options.AuditLog, filepath.Join(r.programs.Dir, "upgrade-e2e"), "leave")
 	}
 	embedded := cluster.NewEmbedded(r.processes, r.programs)
 	if r.restored {

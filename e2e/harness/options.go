@@ -12,14 +12,16 @@ import (
 
 // Environment variables that choose what is run. `make e2e-upgrade` sets them; a plain `go test` may too.
 const (
-	EnvOld       = "UPGRADE_E2E_OLD"       // platform tree, dir or dir@git-ref
-	EnvNew       = "UPGRADE_E2E_NEW"       // the same, to upgrade to
-	EnvProvider  = "UPGRADE_E2E_PROVIDER"  // embedded or kind
-	EnvFlux      = "UPGRADE_E2E_FLUX"      // helm-controller: 1.6 (Helm 4) or 1.4 (Helm 3)
-	EnvKeep      = "UPGRADE_E2E_KEEP"      // 1: leave the cluster running until interrupted
-	EnvDir       = "UPGRADE_E2E_DIR"       // run folder; made when it is not there
-	EnvSeed      = "UPGRADE_E2E_SEED"      // order in which the fleet is made
-	EnvSnapshots = "UPGRADE_E2E_SNAPSHOTS" // 0: neither start from a snapshot nor keep one
+	EnvOld        = "UPGRADE_E2E_OLD"       // platform tree, dir or dir@git-ref
+	EnvNew        = "UPGRADE_E2E_NEW"       // the same, to upgrade to
+	EnvProvider   = "UPGRADE_E2E_PROVIDER"  // embedded, kind or existing
+	EnvAuditLog   = "UPGRADE_E2E_AUDIT_LOG" // of the existing cluster's API server, a file
+	EnvFlux       = "UPGRADE_E2E_FLUX"      // helm-controller: 1.6 (Helm 4) or 1.4 (Helm 3)
+	EnvKeep       = "UPGRADE_E2E_KEEP"      // 1: leave the cluster running until interrupted
+	EnvDir        = "UPGRADE_E2E_DIR"       // run folder; made when it is not there
+	EnvSeed       = "UPGRADE_E2E_SEED"      // order in which the fleet is made
+	EnvKubeconfig = "KUBECONFIG"            // of the existing cluster
+	EnvSnapshots  = "UPGRADE_E2E_SNAPSHOTS" // 0: neither start from a snapshot nor keep one
 
 	// Unified diffs that are applied to a copy of the trees, several as in PATH: how a defect is planted.
 	EnvOldOverlay = "UPGRADE_E2E_OLD_OVERLAY"
@@ -37,6 +39,7 @@ type Options struct {
 	OldOverlay, NewOverlay []string
 	PublishFirst           bool
 	Provider               string
+	Kubeconfig, AuditLog   string // of provider existing
 	Flux                   string
 	Keep                   bool
 	Seed                   int64
@@ -78,6 +81,12 @@ func FromEnvironment(family string) (Options, error) {
 	}
 	if !slices.Contains(providers, o.Provider) {
 		return Options{}, usagef("PROVIDER=%s is not known; there are %s", o.Provider, strings.Join(providers, ", "))
+	}
+	if o.Provider == "existing" {
+		o.Kubeconfig, o.AuditLog = os.Getenv(EnvKubeconfig), os.Getenv(EnvAuditLog)
+		if o.Kubeconfig == "" || o.AuditLog == "" {
+			return Options{}, usagef("PROVIDER=existing needs KUBECONFIG= of the cluster and AUDIT_LOG=, the file that its API server writes with our policy: without it nobody's writes are known, and nothing can be judged")
+		}
 	}
 	if _, ok := engines[o.Flux]; !ok {
 		return Options{}, usagef("FLUX=%s is not known; FLUX=1.6 (Helm 4) or FLUX=1.4 (Helm 3)", o.Flux)

@@ -580,6 +580,9 @@ func (r *run) finish(ctx context.Context, _ *envconf.Config) (context.Context, e
 	if r.processes != nil {
 		err = errors.Join(err, r.processes.Close())
 	}
+	if left, readErr := os.ReadFile(filepath.Join(r.options.Dir, "logs", cluster.ExistingLog)); readErr == nil {
+		fmt.Printf("%s", left)
+	}
 	if err != nil {
 		fmt.Printf("clean-up: %v\n", err)
 	}

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// leaveGrace is how long a command that ends what a run leaves may take.
-const leaveGrace = time.Minute
+// leaveGrace is how long a command that ends what a run leaves may take: a cluster with many objects takes minutes.
+const leaveGrace = 6 * time.Minute
 
 // Leaves tells how to end what the run makes that is no process of it, such as a container: by a command that whoever ends
 // the run runs, be it Close, the reaper or a later Sweep. It has to be called before the thing is made, and the command must
-// succeed when there is nothing to end.
+// succeed when there is nothing to end. What it prints is kept in logs/<name>.log.
 func (r *Run) Leaves(name string, command ...string) error {
 	dir := leavesDir(r.dir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -47,7 +47,7 @@ func endLeaves(dir string) error {
 	var errs []error
 	for _, e := range entries {
 		note := filepath.Join(leavesDir(dir), e.Name())
-		if err := endLeave(note); err != nil {
+		if err := endLeave(dir, note); err != nil {
 			errs = append(errs, fmt.Errorf("end %s of run %s: %w", e.Name(), dir, err))
 			continue
 		}
@@ -59,7 +59,7 @@ func endLeaves(dir string) error {
 	return os.Remove(leavesDir(dir))
 }
 
-func endLeave(note string) error {
+func endLeave(dir, note string) error {
 	body, err := os.ReadFile(note)
 	if err != nil {
 		return err
@@ -73,8 +73,17 @@ func endLeave(note string) error {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = withoutCookie(os.Environ())
 	cmd.WaitDelay = time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, strings.TrimSpace(string(out)))
 	}
-	return nil
+	if len(out) == 0 {
+		return nil
+	}
+	log, err := openLog(dir, filepath.Base(note))
+	if err != nil {
+		return err
+	}
+	_, err = log.Write(out)
+	return errors.Join(err, log.Close())
 }

@@ -4,13 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -52,42 +49,10 @@ func (s *cdiServer) Start(ctx context.Context) error {
 	if err := s.cdi.configure(ctx); err != nil {
 		return err
 	}
-	authority, err := newAuthority("cdi-apiserver")
-	if err != nil {
-		return err
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	host, address, err := s.cdi.sim.reachedAt(listener.Addr())
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
-	serving, err := authority.server(host)
-	if err != nil {
-		return err
-	}
-	certificate, err := tls.X509KeyPair(serving.certPEM, serving.keyPEM)
-	if err != nil {
-		return err
-	}
-	listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
 	handle := http.NewServeMux()
 	handle.HandleFunc(mutatePath, review(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse { return s.mutate(ctx, r) }))
 	handle.HandleFunc(validatePath, review(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse { return s.validate(ctx, r) }))
-	server := &http.Server{Handler: handle, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	if err := register(ctx, c, address, authority.certPEM); err != nil {
-		return errors.Join(err, server.Close())
-	}
-	select {
-	case err := <-served:
-		return err
-	case <-ctx.Done():
-		return server.Close()
-	}
+	return s.cdi.sim.serveWebhooks(ctx, "cdi-apiserver", handle, func(address string, ca []byte) error { return register(ctx, c, address, ca) })
 }
 
 // signingKey reads the key that clone tokens are signed with, or makes it.
@@ -114,9 +79,7 @@ func signingKey(ctx context.Context, c client.Client) (*rsa.PrivateKey, error) {
 
 // register tells the API server where the webhooks are.
 func register(ctx context.Context, c client.Client, address string, ca []byte) error {
-	at := func(path string) admissionregistrationv1.WebhookClientConfig {
-		return admissionregistrationv1.WebhookClientConfig{CABundle: ca, URL: ptr.To((&url.URL{Scheme: "https", Host: address, Path: path}).String())}
-	}
+	at := func(path string) admissionregistrationv1.WebhookClientConfig { return webhookAt(address, path, ca) }
 	rules := []admissionregistrationv1.RuleWithOperations{{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create, admissionregistrationv1.Update},
 		Rule:       admissionregistrationv1.Rule{APIGroups: []string{cdiGroup}, APIVersions: []string{"v1beta1"}, Resources: []string{"datavolumes"}}}}
@@ -139,23 +102,6 @@ func register(ctx context.Context, c client.Client, address string, ca []byte) e
 		}
 	}
 	return nil
-}
-
-func review(answer func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var ar admissionv1.AdmissionReview
-		if err := json.NewDecoder(r.Body).Decode(&ar); err != nil || ar.Request == nil {
-			http.Error(w, "no AdmissionReview", http.StatusBadRequest)
-			return
-		}
-		ar.Response = answer(ar.Request)
-		ar.Response.UID = ar.Request.UID
-		ar.Request = nil
-		w.Header().Set("Content-Type", "application/json")
-		if err := json.NewEncoder(w).Encode(ar); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-		}
-	}
 }
 
 func allowed() *admissionv1.AdmissionResponse { return &admissionv1.AdmissionResponse{Allowed: true} }

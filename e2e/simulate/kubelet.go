@@ -29,6 +29,8 @@ var kubeletStandIn = standIn{
 		// What a node needs to run a pod: its ConfigMaps and Secrets, and tokens for its ServiceAccount.
 		allow("", []string{"configmaps", "secrets"}, "get"),
 		allow("", []string{"serviceaccounts/token"}, "create"),
+		// To send pods to the played nodes of a shared cluster.
+		allow("admissionregistration.k8s.io", []string{"mutatingwebhookconfigurations"}, "create", "patch"),
 	},
 	setup: setupKubelet,
 }
@@ -55,8 +57,13 @@ func setupKubelet(s *Simulation, mgr manager.Manager) error {
 	}
 	k := &kubelet{client: mgr.GetClient(), direct: direct, log: mgr.GetLogger(), sim: s, runs: map[types.UID]*podRun{}}
 	s.kubelet = k
-	if err := mgr.Add(&nodes{client: direct, log: mgr.GetLogger()}); err != nil {
+	if err := mgr.Add(&nodes{client: direct, log: mgr.GetLogger(), apart: s.o.Shared != nil}); err != nil {
 		return err
+	}
+	if s.o.Shared != nil {
+		if err := mgr.Add(&apart{sim: s, client: direct}); err != nil {
+			return err
+		}
 	}
 	if err := mgr.Add(k); err != nil {
 		return err

@@ -38,6 +38,7 @@ func ours(node string) bool { return hosts[node].IsValid() }
 type nodes struct {
 	client client.Client // reads from the API server: nodes are read once, leases never
 	log    logr.Logger
+	apart  bool // on a cluster with other users
 }
 
 // Start implements manager.Runnable.
@@ -72,14 +73,18 @@ func (n *nodes) Start(ctx context.Context) error {
 
 // register makes the node or, on a restored cluster, brings the old one up to date.
 func (n *nodes) register(ctx context.Context, name string) error {
-	err := n.client.Create(ctx, hostNode(name, time.Now()))
+	node := hostNode(name, time.Now())
+	if n.apart {
+		setApart(node)
+	}
+	err := n.client.Create(ctx, node)
 	if err == nil {
 		return nil
 	}
-	if !apierrors.IsAlreadyExists(err) {
+	if !apierrors.IsAlreadyExists(err) || n.apart {
 		return fmt.Errorf("register node %s: %w", name, err)
 	}
-	node := hostNode(name, time.Now())
+	node = hostNode(name, time.Now())
 	patch := merge(map[string]any{"metadata": map[string]any{"labels": node.Labels, "annotations": node.Annotations}})
 	if err := n.client.Patch(ctx, node, patch); err != nil {
 		return fmt.Errorf("update node %s: %w", name, err)

@@ -66,6 +66,8 @@ type Options struct {
 	ImageSize int64
 	// NoTenants leaves the tenants' API server out, where nothing runs that needs it.
 	NoTenants bool
+	// Shared is set where the cluster has other users.
+	Shared *Shared
 	// Log gets what the stand-ins have to say.
 	Log logr.Logger
 }

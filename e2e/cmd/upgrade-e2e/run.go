@@ -29,6 +29,7 @@ type runFlags struct {
 	family     string
 	tags, skip []string
 	provider   string
+	auditLog   string
 	old, new   string
 	flux       string
 	artifacts  string
@@ -84,7 +85,8 @@ func (f runFlags) wanted(tag string) bool {
 // add declares what says which upgrade is run.
 func (f *runFlags) add(flags *pflag.FlagSet) {
 	f.choice(flags)
-	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider")
+	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider: embedded, kind, or existing, which KUBECONFIG names")
+	flags.StringVar(&f.auditLog, "audit-log", "", "file that the existing cluster's API server writes its audit log to")
 	flags.StringVar(&f.old, "old", "", "platform to upgrade from: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.new, "new", "", "platform to upgrade to: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
@@ -116,7 +118,7 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 			return "", "", err
 		}
 	}
-	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
+	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
 		if value != "" {
 			if err := os.Setenv(name, value); err != nil {
 				return "", "", err

@@ -32,6 +32,18 @@ func toolsCommand() *cobra.Command {
 	return cmd
 }
 
+// leaveCommand is what a run on an existing cluster has told its reaper to call.
+func leaveCommand() *cobra.Command {
+	return &cobra.Command{Use: "leave DIR", Short: "Take from an existing cluster what a run has made", Args: cobra.ExactArgs(1), Hidden: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			lines, err := cluster.Leave(cmd.Context(), args[0])
+			for _, line := range lines {
+				fmt.Fprintln(cmd.OutOrStdout(), line)
+			}
+			return err
+		}}
+}
+
 func cleanCommand() *cobra.Command {
 	return &cobra.Command{Use: "clean", Short: "End the processes and remove the state that killed runs left behind", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

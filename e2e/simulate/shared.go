@@ -1,0 +1,85 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Shared says that the cluster has other users: their pods must not land on nodes that are played, nor the run's on theirs.
+type Shared struct {
+	// Others are namespaces of other users.
+	Others []string
+	// Owns tells whether a namespace is the run's.
+	Owns func(namespace string) bool
+}
+
+// playedKey is the label of a played node on a shared cluster, and its taint.
+const playedKey = "upgrade-e2e.cozystack.io/played"
+
+// apart sends the run's pods to the played nodes, which let nobody else's in.
+type apart struct {
+	sim    *Simulation
+	client client.Client
+}
+
+// Start implements manager.Runnable.
+func (a *apart) Start(ctx context.Context) error {
+	const path = "/pods"
+	handle := http.NewServeMux()
+	handle.HandleFunc(path, review(a.sim.o.Shared.place))
+	return a.sim.serveWebhooks(ctx, "played-nodes", handle, func(address string, ca []byte) error {
+		return apply(ctx, a.client, &admissionregistrationv1.MutatingWebhookConfiguration{
+			TypeMeta:   metav1.TypeMeta{APIVersion: admissionregistrationv1.SchemeGroupVersion.String(), Kind: "MutatingWebhookConfiguration"},
+			ObjectMeta: metav1.ObjectMeta{Name: "upgrade-e2e-played-nodes"},
+			Webhooks: []admissionregistrationv1.MutatingWebhook{{
+				Name: "pods.upgrade-e2e.cozystack.io", ClientConfig: webhookAt(address, path, ca), SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
+				AdmissionReviewVersions: []string{"v1"},
+				Rules: []admissionregistrationv1.RuleWithOperations{{
+					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+					Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}},
+				// Other users' pods are never asked about, and are not kept waiting when this run has ended.
+				NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+					{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: a.sim.o.Shared.Others}}},
+				FailurePolicy: ptr.To(admissionregistrationv1.Ignore),
+			}},
+		})
+	})
+}
+
+// place answers for a pod: one of the run's gets what the played nodes ask for.
+func (s *Shared) place(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	if !s.Owns(r.Namespace) {
+		return allowed()
+	}
+	var pod corev1.Pod
+	if err := json.Unmarshal(r.Object.Raw, &pod); err != nil {
+		return failure(err)
+	}
+	selector := map[string]string{playedKey: "true"}
+	for k, v := range pod.Spec.NodeSelector {
+		selector[k] = v
+	}
+	tolerations := append(pod.Spec.Tolerations, corev1.Toleration{Key: playedKey, Operator: corev1.TolerationOpExists})
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "add", "path": "/spec/nodeSelector", "value": selector},
+		{"op": "add", "path": "/spec/tolerations", "value": tolerations},
+	})
+	if err != nil {
+		return failure(err)
+	}
+	return &admissionv1.AdmissionResponse{Allowed: true, Patch: patch, PatchType: ptr.To(admissionv1.PatchTypeJSONPatch)}
+}
+
+// setApart marks a played node of a shared cluster.
+func setApart(node *corev1.Node) {
+	node.Labels[playedKey] = "true"
+	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: playedKey, Value: "true", Effect: corev1.TaintEffectNoSchedule})
+}
