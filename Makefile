@@ -8,6 +8,7 @@ FAMILY    ?=
 TAGS      ?=
 SKIP      ?=
 PROVIDER  ?= embedded
+NODES     ?=
 AUDIT_LOG ?=
 OLD       ?=
 NEW       ?=
@@ -24,7 +25,7 @@ SNAPSHOTS ?=
 N         ?= 20
 
 FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
-        $(if $(AUDIT_LOG),--audit-log='$(AUDIT_LOG)') $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
+        $(if $(NODES),--nodes=$(NODES)) $(if $(AUDIT_LOG),--audit-log='$(AUDIT_LOG)') $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
         $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
         $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
 
@@ -33,7 +34,7 @@ FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(S
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= (AUDIT_LOG=) OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
+e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= NODES= AUDIT_LOG= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
 	@$(CMD) run $(FLAGS) $(if $(filter 1,$(KEEP)),--keep)
 
 e2e-repeat: command ## the same upgrade N=20 times, and what differs: TAGS= and the rest as above

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/e2e-framework/klient"
 	support "sigs.k8s.io/e2e-framework/pkg/types"
 	kind "sigs.k8s.io/kind/pkg/cluster"
+	"sigs.k8s.io/kind/pkg/cluster/constants"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
 
@@ -51,6 +52,7 @@ type Kind struct {
 	run      *process.Run
 	programs Programs
 	image    string
+	count    int // of nodes
 	name     string
 	provider *kind.Provider
 	admin    *rest.Config
@@ -62,11 +64,12 @@ type Kind struct {
 
 var _ Provider = (*Kind)(nil)
 
-// NewKind describes a cluster of nodes with this image, which must be in the Docker engine. It ends with run; Create boots it.
-func NewKind(run *process.Run, programs Programs, image string) *Kind {
+// NewKind describes a cluster with so many nodes of this image, which must be in the Docker engine: a control plane that is the only
+// node, or has workers beside it. It ends with run; Create boots it.
+func NewKind(run *process.Run, programs Programs, image string, nodes int) *Kind {
 	// The run's folder names the cluster, in few characters: host names are built from it.
 	sum := sha256.Sum256([]byte(run.Dir()))
-	return &Kind{run: run, programs: programs, image: image, name: kindPrefix + hex.EncodeToString(sum[:])[:8],
+	return &Kind{run: run, programs: programs, image: image, count: nodes, name: kindPrefix + hex.EncodeToString(sum[:])[:8],
 		provider: kind.NewProvider(kind.ProviderWithDocker())}
 }
 
@@ -95,7 +98,7 @@ func (k *Kind) Create(ctx context.Context, args ...string) (string, error) {
 	if k.admin != nil {
 		return "", fmt.Errorf("create cluster %s: it was created before", k.name)
 	}
-	for _, step := range []func(context.Context) error{k.boot, k.connect, k.keepOff, k.ready, k.startEtcd} {
+	for _, step := range []func(context.Context) error{k.boot, k.connect, k.joinPodNetworks, k.keepOff, k.ready, k.startEtcd} {
 		if err := step(ctx); err != nil {
 			return "", fmt.Errorf("create cluster %s: %w", k.name, err)
 		}
@@ -119,6 +122,7 @@ func (k *Kind) boot(ctx context.Context) error {
 		return err
 	}
 	config := strings.ReplaceAll(kindconfig.One, "${AUDIT_DIR}", strconv.Quote(k.auditDir()))
+	config += strings.Repeat("- role: worker\n", k.count-1)
 	made := make(chan error, 1)
 	go func() {
 		made <- k.provider.Create(k.name,
@@ -187,12 +191,21 @@ func (k *Kind) controlPlane() (nodes.Node, error) {
 	return planes[0], nil
 }
 
-// keepOff keeps what is not sent there off the real nodes, by the taint that kind takes from a single node. What the
-// stand-ins play has nodes of its own.
+// realNode is the label and the taint of the real nodes on which pods of ours may run: the workers, or the only node.
+const realNode = "upgrade-e2e.cozystack.io/real"
+
+// keepOff keeps what is not sent there off the real nodes. What the stand-ins play has nodes of its own.
 func (k *Kind) keepOff(ctx context.Context) error {
-	taint := []byte(`{"spec": {"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}}`)
+	patch := []byte(`{"metadata": {"labels": {"` + realNode + `": "true"}}, "spec": {"taints": [{"key": "` + realNode + `", "effect": "NoSchedule"}]}}`)
 	for _, node := range k.nodes {
-		if _, err := k.client.CoreV1().Nodes().Patch(ctx, node.String(), types.StrategicMergePatchType, taint, metav1.PatchOptions{}); err != nil {
+		role, err := node.Role()
+		if err != nil {
+			return fmt.Errorf("role of node %s: %w", node, err)
+		}
+		if len(k.nodes) > 1 && role == constants.ControlPlaneNodeRoleValue {
+			continue // kubeadm has tainted it
+		}
+		if _, err := k.client.CoreV1().Nodes().Patch(ctx, node.String(), types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return fmt.Errorf("taint node %s: %w", node, err)
 		}
 	}

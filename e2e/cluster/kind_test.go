@@ -63,7 +63,7 @@ func TestExposeRelaysToLoopback(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	k := NewKind(run, nil, "image")
+	k := NewKind(run, nil, "image", 1)
 	port := server.Addr().(*net.TCPAddr).Port
 	if _, err := k.Expose(port); err == nil {
 		t.Error("exposed before the cluster was there")
@@ -90,7 +90,7 @@ func TestKindClusterIsNamedAfterItsRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := NewKind(run, nil, "image").name
+		name := NewKind(run, nil, "image", 1).name
 		if err := run.Close(); err != nil {
 			t.Fatal(err)
 		}

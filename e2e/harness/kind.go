@@ -55,7 +55,7 @@ func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
 func (r *run) provider() cluster.Provider {
 	switch {
 	case r.node != nil:
-		return cluster.NewKind(r.processes, r.programs, r.node.Ref)
+		return cluster.NewKind(r.processes, r.programs, r.node.Ref, r.options.Nodes)
 	case r.options.Provider == "existing":
 		return cluster.NewExisting(r.processes, r.programs, r.options.Kubeconfig, r.options.AuditLog, filepath.Join(r.programs.Dir, "upgrade-e2e"), "leave")
 	}

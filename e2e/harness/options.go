@@ -20,6 +20,7 @@ const (
 	EnvKeep       = "UPGRADE_E2E_KEEP"      // 1: leave the cluster running until interrupted
 	EnvDir        = "UPGRADE_E2E_DIR"       // run folder; made when it is not there
 	EnvSeed       = "UPGRADE_E2E_SEED"      // order in which the fleet is made
+	EnvNodes      = "UPGRADE_E2E_NODES"     // of a kind cluster: 1, or the control plane and so many workers less
 	EnvKubeconfig = "KUBECONFIG"            // of the existing cluster
 	EnvSnapshots  = "UPGRADE_E2E_SNAPSHOTS" // 0: neither start from a snapshot nor keep one
 
@@ -39,6 +40,7 @@ type Options struct {
 	OldOverlay, NewOverlay []string
 	PublishFirst           bool
 	Provider               string
+	Nodes                  int    // of provider kind
 	Kubeconfig, AuditLog   string // of provider existing
 	Flux                   string
 	Keep                   bool
@@ -81,6 +83,9 @@ func FromEnvironment(family string) (Options, error) {
 	}
 	if !slices.Contains(providers, o.Provider) {
 		return Options{}, usagef("PROVIDER=%s is not known; there are %s", o.Provider, strings.Join(providers, ", "))
+	}
+	if o.Nodes, err = strconv.Atoi(or(os.Getenv(EnvNodes), "1")); err != nil || o.Nodes < 1 || o.Nodes > 9 {
+		return Options{}, usagef("NODES=%s is not a number from 1 to 9", os.Getenv(EnvNodes))
 	}
 	if o.Provider == "existing" {
 		o.Kubeconfig, o.AuditLog = os.Getenv(EnvKubeconfig), os.Getenv(EnvAuditLog)

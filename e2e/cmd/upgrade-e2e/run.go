@@ -29,6 +29,7 @@ type runFlags struct {
 	family     string
 	tags, skip []string
 	provider   string
+	nodes      string
 	auditLog   string
 	old, new   string
 	flux       string
@@ -86,6 +87,7 @@ func (f runFlags) wanted(tag string) bool {
 func (f *runFlags) add(flags *pflag.FlagSet) {
 	f.choice(flags)
 	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider: embedded, kind, or existing, which KUBECONFIG names")
+	flags.StringVar(&f.nodes, "nodes", "", "nodes of a kind cluster: 1 (default), or a control plane and workers")
 	flags.StringVar(&f.auditLog, "audit-log", "", "file that the existing cluster's API server writes its audit log to")
 	flags.StringVar(&f.old, "old", "", "platform to upgrade from: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.new, "new", "", "platform to upgrade to: dir or dir@git-ref (the bundled fixture)")
@@ -118,7 +120,7 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 			return "", "", err
 		}
 	}
-	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
+	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
 		if value != "" {
 			if err := os.Setenv(name, value); err != nil {
 				return "", "", err
