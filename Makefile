@@ -9,6 +9,7 @@ TAGS      ?=
 SKIP      ?=
 PROVIDER  ?= embedded
 NODES     ?=
+REUSE     ?=
 AUDIT_LOG ?=
 OLD       ?=
 NEW       ?=
@@ -25,7 +26,7 @@ SNAPSHOTS ?=
 N         ?= 20
 
 FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
-        $(if $(NODES),--nodes=$(NODES)) $(if $(AUDIT_LOG),--audit-log='$(AUDIT_LOG)') $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
+        $(if $(REUSE),--reuse=$(REUSE)) $(if $(NODES),--nodes=$(NODES)) $(if $(AUDIT_LOG),--audit-log='$(AUDIT_LOG)') $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
         $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
         $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
 
@@ -34,7 +35,7 @@ FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(S
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= NODES= AUDIT_LOG= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
+e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= NODES= REUSE= AUDIT_LOG= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
 	@$(CMD) run $(FLAGS) $(if $(filter 1,$(KEEP)),--keep)
 
 e2e-repeat: command ## the same upgrade N=20 times, and what differs: TAGS= and the rest as above

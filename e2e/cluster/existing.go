@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -37,10 +36,9 @@ type Existing struct {
 	raw      *clientcmdapi.Config
 	admin    *rest.Config
 	client   kubernetes.Interface
-	found    *found
-	ledger   *ledger
 	reach    string // this machine, as the nodes see it
 	etcd     string // URL of the tenants' etcd
+	visit
 }
 
 var _ Provider = (*Existing)(nil)
@@ -149,7 +147,10 @@ func (e *Existing) Create(ctx context.Context, args ...string) (string, error) {
 	if e.reach, err = e.address(ctx); err != nil {
 		return fail(err)
 	}
-	if err := e.takeStock(ctx); err != nil {
+	if err := e.begin(ctx, e.run, *e.raw, e.admin, e.leave); err != nil {
+		return fail(err)
+	}
+	if e.client, err = kubernetes.NewForConfig(e.admin); err != nil { // what it makes is written down from here on
 		return fail(err)
 	}
 	if e.etcd, err = tenantEtcd(ctx, e.run, e.programs); err != nil {
@@ -157,50 +158,6 @@ func (e *Existing) Create(ctx context.Context, args ...string) (string, error) {
 	}
 	return e.GetKubeconfig(), nil
 }
-
-// takeStock writes down what is there and how to leave, before anything is made.
-func (e *Existing) takeStock(ctx context.Context) error {
-	if err := os.Mkdir(e.stock(), 0o700); err != nil {
-		return err
-	}
-	if err := clientcmd.WriteToFile(*e.raw, e.GetKubeconfig()); err != nil { // 0600
-		return err
-	}
-	var err error
-	if e.found, err = look(ctx, e.admin); err != nil {
-		return err
-	}
-	body, err := json.Marshal(e.found)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(e.stock(), stockFound), body, 0o600); err != nil {
-		return err
-	}
-	if e.ledger, err = openLedger(filepath.Join(e.stock(), stockMade), e.found); err != nil {
-		return err
-	}
-	e.run.AtClose(e.ledger.file.Close)
-	e.ledger.track(e.admin)
-	if e.client, err = kubernetes.NewForConfig(e.admin); err != nil {
-		return err
-	}
-	return e.run.Leaves(leaves, append(slices.Clone(e.leave), e.stock())...)
-}
-
-func (e *Existing) stock() string { return e.run.State("existing") }
-
-const leaves = "existing-cluster"
-
-// ExistingLog is the file in the run's logs that tells what was left alone on an existing cluster, if anything was.
-const ExistingLog = leaves + ".log"
-
-// The files of a stock.
-const (
-	stockFound      = "found.json"
-	stockMade       = "made.jsonl"
-	stockKubeconfig = "admin.kubeconfig"
-)
 
 // address is the one from which this machine reaches the nodes, and by which they reach it back.
 func (e *Existing) address(ctx context.Context) (string, error) {
@@ -233,16 +190,6 @@ func (e *Existing) Others() []string {
 	return slices.Clone(e.found.Namespaces)
 }
 
-// Owns tells whether a namespace was made by the run.
-func (e *Existing) Owns(namespace string) bool { return e.ledger != nil && e.ledger.made(namespace) }
-
-// Track has clients of cfg write down what they create, for Leave, and keeps them from changing what was there before.
-func (e *Existing) Track(cfg *rest.Config) {
-	if e.ledger != nil {
-		e.ledger.track(cfg)
-	}
-}
-
 // Expose lets the cluster reach what listens on a port of 127.0.0.1, and returns the address by which it does.
 func (e *Existing) Expose(port int) (host string, err error) {
 	if e.reach == "" {
@@ -266,7 +213,7 @@ func (e *Existing) Destroy(context.Context) error { return e.run.Close() }
 func (e *Existing) ExportLogs(context.Context, string) error { return nil }
 
 // GetKubeconfig is the path of a copy of the administrator's kubeconfig.
-func (e *Existing) GetKubeconfig() string { return filepath.Join(e.stock(), stockKubeconfig) }
+func (e *Existing) GetKubeconfig() string { return filepath.Join(e.stock, stockKubeconfig) }
 
 // GenerateKubeconfig is GetKubeconfig; there is one administrator.
 func (e *Existing) GenerateKubeconfig(...string) (string, error) {

@@ -107,7 +107,7 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 		}
 	})
 
-	lines, err := Leave(ctx, e.stock())
+	lines, err := Leave(ctx, e.stock)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -32,6 +35,7 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster/constants"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
+	"sigs.k8s.io/yaml"
 
 	"cozystack.io/upgrade-e2e/e2e/process"
 	"cozystack.io/upgrade-e2e/kindconfig"
@@ -60,6 +64,11 @@ type Kind struct {
 	nodes    []nodes.Node
 	gateway  string // this machine, as the nodes see it
 	etcd     string // URL of the tenants' etcd
+	// reuse is the folder of a cluster that stays, "" for one that ends with the run; leave takes away what the run made there.
+	reuse string
+	leave []string
+	fresh bool // made by this run
+	visit
 }
 
 var _ Provider = (*Kind)(nil)
@@ -79,10 +88,15 @@ func (k *Kind) Kind() string { return "kind" }
 // Processes is the run that NewKind was given.
 func (k *Kind) Processes() *process.Run { return k.run }
 
-// AuditLog is logs/kind/audit.log in the run's folder, which the control plane's node mounts.
+// AuditLog is logs/kind/audit.log in the run's folder, or in that of a cluster that stays. The control plane's node mounts it.
 func (k *Kind) AuditLog() string { return filepath.Join(k.auditDir(), "audit.log") }
 
-func (k *Kind) auditDir() string { return filepath.Join(k.run.Dir(), "logs", "kind") }
+func (k *Kind) auditDir() string {
+	if k.reuse != "" {
+		return filepath.Join(k.reuse, "logs", "kind")
+	}
+	return filepath.Join(k.run.Dir(), "logs", "kind")
+}
 
 // EtcdURL is an etcd for the tenants' API server, a process of this machine: that of the cluster lets nobody in.
 func (k *Kind) EtcdURL() string { return k.etcd }
@@ -98,7 +112,7 @@ func (k *Kind) Create(ctx context.Context, args ...string) (string, error) {
 	if k.admin != nil {
 		return "", fmt.Errorf("create cluster %s: it was created before", k.name)
 	}
-	for _, step := range []func(context.Context) error{k.boot, k.connect, k.joinPodNetworks, k.keepOff, k.ready, k.startEtcd} {
+	for _, step := range []func(context.Context) error{k.boot, k.connect, k.joinPodNetworks, k.keepOff, k.ready, k.visitCluster, k.startEtcd} {
 		if err := step(ctx); err != nil {
 			return "", fmt.Errorf("create cluster %s: %w", k.name, err)
 		}
@@ -108,9 +122,20 @@ func (k *Kind) Create(ctx context.Context, args ...string) (string, error) {
 
 // boot has kind make the nodes. kind can't be told to stop: when ctx ends, its containers go, and it fails.
 func (k *Kind) boot(ctx context.Context) error {
+	if k.reuse != "" {
+		if err := k.claim(); err != nil {
+			return err
+		}
+		if there, err := k.there(ctx); err != nil || there {
+			return err
+		}
+	}
+	k.fresh = true
 	remove := []string{"sh", "-c", `docker ps --all --quiet --filter "label=$0=$1" | xargs -r docker rm --force --volumes >/dev/null`, kindLabel, k.name}
-	if err := k.run.Leaves("kind-cluster", remove...); err != nil {
-		return err
+	if k.reuse == "" {
+		if err := k.run.Leaves("kind-cluster", remove...); err != nil {
+			return err
+		}
 	}
 	if err := os.MkdirAll(k.auditDir(), 0o700); err != nil {
 		return err
@@ -291,19 +316,31 @@ func (k *Kind) Load(ctx context.Context, archive string, as map[string]string) e
 			}
 		}
 	}
-	plane, err := k.controlPlane()
-	if err != nil {
-		return err
-	}
 	var quoted []string
 	for _, reference := range slices.Sorted(maps.Keys(as)) {
 		quoted = append(quoted, strconv.Quote(reference))
 	}
-	policy := strings.ReplaceAll(kindconfig.RealPods, "${IMAGES}", "["+strings.Join(quoted, ", ")+"]")
-	var out bytes.Buffer
-	apply := plane.CommandContext(ctx, "kubectl", "--kubeconfig=/etc/kubernetes/admin.conf", "apply", "-f", "-")
-	if err := apply.SetStdin(strings.NewReader(policy)).SetStderr(&out).Run(); err != nil {
-		return fmt.Errorf("send pods to the real nodes: %w: %s", err, out.String())
+	if err := k.apply(ctx, strings.ReplaceAll(kindconfig.RealPods, "${IMAGES}", "["+strings.Join(quoted, ", ")+"]")); err != nil {
+		return fmt.Errorf("send pods to the real nodes: %w", err)
+	}
+	return nil
+}
+
+// apply applies the objects of a YAML text, none of which has a namespace.
+func (k *Kind) apply(ctx context.Context, text string) error {
+	client, err := dynamic.NewForConfig(k.admin)
+	if err != nil {
+		return err
+	}
+	for doc := range strings.SplitSeq(text, "\n---\n") {
+		u := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(doc), &u.Object); err != nil {
+			return err
+		}
+		resource, _ := meta.UnsafeGuessKindToResource(u.GroupVersionKind())
+		if _, err := client.Resource(resource).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: "upgrade-e2e", Force: true}); err != nil {
+			return fmt.Errorf("apply %s %s: %w", u.GetKind(), u.GetName(), err)
+		}
 	}
 	return nil
 }
@@ -364,7 +401,7 @@ func (k *Kind) Kubeconfig(ctx context.Context, sa ServiceAccount) (string, error
 	return accountKubeconfig(ctx, k.run, k.admin, k.client, sa)
 }
 
-// Destroy ends the run that the cluster belongs to, its containers with it. The logs stay.
+// Destroy ends the run that the cluster belongs to, its containers with it unless they stay. The logs stay.
 func (k *Kind) Destroy(context.Context) error { return k.run.Close() }
 
 // ExportLogs writes the logs of nodes and pods to dest.
@@ -376,7 +413,12 @@ func (k *Kind) ExportLogs(_ context.Context, dest string) error {
 }
 
 // GetKubeconfig is the path of the administrator's kubeconfig.
-func (k *Kind) GetKubeconfig() string { return k.run.State("admin.kubeconfig") }
+func (k *Kind) GetKubeconfig() string {
+	if k.reuse != "" {
+		return filepath.Join(k.reuse, "admin.kubeconfig")
+	}
+	return k.run.State("admin.kubeconfig")
+}
 
 // GenerateKubeconfig is GetKubeconfig; there is one administrator.
 func (k *Kind) GenerateKubeconfig(...string) (string, error) {

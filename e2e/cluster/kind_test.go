@@ -107,7 +107,7 @@ func TestKindClusterIsNamedAfterItsRun(t *testing.T) {
 
 func TestWithoutDockerThereIsNothingToSweep(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	if lines, err := SweepKind(t.Context()); err != nil || len(lines) != 0 {
+	if lines, err := SweepKind(t.Context(), true); err != nil || len(lines) != 0 {
 		t.Errorf("swept %q, %v", lines, err)
 	}
 }

@@ -27,7 +27,7 @@ type podNetwork struct {
 // joinPodNetworks makes one network of the nodes' bridges: each node gets the subnet that the cluster gave it, and routes to
 // the others'. A single node has no need of it.
 func (k *Kind) joinPodNetworks(ctx context.Context) error {
-	if len(k.nodes) == 1 {
+	if len(k.nodes) == 1 || !k.fresh {
 		return nil
 	}
 	var networks []podNetwork

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -11,9 +12,9 @@ import (
 	"cozystack.io/upgrade-e2e/e2e/process"
 )
 
-// SweepKind removes our kind clusters whose run nobody holds any more, wherever its folder is or was, and says which. It
-// does nothing where no Docker engine answers.
-func SweepKind(ctx context.Context) ([]string, error) {
+// SweepKind removes our kind clusters whose run nobody holds any more, wherever its folder is or was, and says which; with all,
+// those too that stay between runs, unless one is on it. It does nothing where no Docker engine answers.
+func SweepKind(ctx context.Context, all bool) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "docker", "ps", "--all", "--filter", "label="+kindLabel, "--format",
 		`{{.ID}} {{.Label "`+kindLabel+`"}}`).Output()
 	if err != nil {
@@ -31,12 +32,15 @@ func SweepKind(ctx context.Context) ([]string, error) {
 			errs = append(errs, err)
 			continue
 		}
-		if dir == "" || process.Held(dir) {
+		if dir == "" || process.Held(dir) || stays(dir) && !all {
 			continue
 		}
 		if out, err := exec.CommandContext(ctx, "docker", "rm", "--force", "--volumes", id).CombinedOutput(); err != nil {
 			errs = append(errs, fmt.Errorf("remove container %s of kind cluster %s: %w: %s", id, name, err, strings.TrimSpace(string(out))))
 			continue
+		}
+		if stays(dir) {
+			errs = append(errs, os.RemoveAll(dir))
 		}
 		lines = append(lines, fmt.Sprintf("swept kind cluster %s of %s", name, dir))
 	}

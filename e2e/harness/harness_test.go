@@ -110,11 +110,18 @@ func TestToleratingExcusesByGlob(t *testing.T) {
 
 func TestBadOptions(t *testing.T) {
 	for name, c := range map[string]struct{ variable, value, line string }{
-		"provider": {EnvProvider, "cloud", "PROVIDER=cloud"},
-		"flux":     {EnvFlux, "2.0", "FLUX=2.0"},
-		"seed":     {EnvSeed, "x", "SEED=x"},
+		"provider":           {EnvProvider, "cloud", "PROVIDER=cloud"},
+		"flux":               {EnvFlux, "2.0", "FLUX=2.0"},
+		"seed":               {EnvSeed, "x", "SEED=x"},
+		"no cluster":         {EnvProvider, "existing", "PROVIDER=existing needs KUBECONFIG="},
+		"no number of nodes": {EnvNodes, "many", "NODES=many"},
+		"no nodes":           {EnvNodes, "0", "NODES=0"},
+		"nodes of embedded":  {EnvNodes, "3", "NODES= and REUSE= are for PROVIDER=kind, not for embedded"},
+		"reuse of embedded":  {EnvReuse, "mine", "are for PROVIDER=kind"},
+		"a name for a path":  {EnvReuse, "../mine", "REUSE=../mine is no name"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Setenv(EnvKubeconfig, "")
 			t.Setenv(c.variable, c.value)
 			_, err := FromEnvironment("adoption")
 			var usage UsageError

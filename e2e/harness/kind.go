@@ -17,26 +17,44 @@ import (
 // providers are what PROVIDER may name.
 var providers = []string{"embedded", "kind", "existing"}
 
-// CheckProvider fails in one line, with status 2, when the cluster that PROVIDER names can't be booted here.
+// CheckProvider fails in one line, with status 2, when the cluster that PROVIDER names can't be used or booted here.
 func CheckProvider(ctx context.Context, o Options) error {
-	if o.Provider == "existing" {
-		if _, err := os.Stat(o.AuditLog); err != nil {
-			return usagef("AUDIT_LOG: %v", err)
-		}
-		if err := cluster.CheckExisting(ctx, o.Kubeconfig); err != nil {
-			return usagef("%v", err)
-		}
-		return nil
-	}
-	_, err := nodeImage(ctx, o)
+	_, err := checkProvider(ctx, o)
 	return err
 }
 
-// nodeImage finds the image of kind's nodes; nil for a provider that has none.
-func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
-	if o.Provider != "kind" {
-		return nil, nil
+// checkProvider finds the image of kind's nodes as well; nil for a provider that has none.
+func checkProvider(ctx context.Context, o Options) (*nodeimage.Image, error) {
+	if o.leaver() != "" {
+		if _, err := os.Stat(o.leaver()); err != nil {
+			return nil, usagef("%v: it takes away what a run makes on a cluster that stays; run `make command`", err)
+		}
 	}
+	switch o.Provider {
+	case "existing":
+		if _, err := os.Stat(o.AuditLog); err != nil {
+			return nil, usagef("AUDIT_LOG: %v", err)
+		}
+		if err := cluster.CheckExisting(ctx, o.Kubeconfig); err != nil {
+			return nil, usagef("%v", err)
+		}
+		return nil, nil
+	case "kind":
+		return nodeImage(ctx, o)
+	}
+	return nil, nil
+}
+
+// leaver is the program that takes away what a run has made on a cluster that stays; "" where the cluster ends with the run.
+func (o Options) leaver() string {
+	if o.Provider != "existing" && o.Reuse == "" {
+		return ""
+	}
+	return filepath.Join(o.Root, "bin", "upgrade-e2e")
+}
+
+// nodeImage finds the image of kind's nodes.
+func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
 	image, err := nodeimage.Find(ctx, o.Root)
 	if err != nil {
 		return nil, err
@@ -53,11 +71,16 @@ func nodeImage(ctx context.Context, o Options) (*nodeimage.Image, error) {
 
 // provider is the cluster that PROVIDER names, not made yet.
 func (r *run) provider() cluster.Provider {
-	switch {
-	case r.node != nil:
-		return cluster.NewKind(r.processes, r.programs, r.node.Ref, r.options.Nodes)
-	case r.options.Provider == "existing":
-		return cluster.NewExisting(r.processes, r.programs, r.options.Kubeconfig, r.options.AuditLog, filepath.Join(r.programs.Dir, "upgrade-e2e"), "leave")
+	o := r.options
+	switch o.Provider {
+	case "kind":
+		kind := cluster.NewKind(r.processes, r.programs, r.node.Ref, o.Nodes)
+		if o.Reuse != "" {
+			kind.Reuse(o.Root, o.Reuse, o.leaver(), "leave")
+		}
+		return kind
+	case "existing":
+		return cluster.NewExisting(r.processes, r.programs, o.Kubeconfig, o.AuditLog, o.leaver(), "leave")
 	}
 	embedded := cluster.NewEmbedded(r.processes, r.programs)
 	if r.restored {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,7 @@ const (
 	EnvDir        = "UPGRADE_E2E_DIR"       // run folder; made when it is not there
 	EnvSeed       = "UPGRADE_E2E_SEED"      // order in which the fleet is made
 	EnvNodes      = "UPGRADE_E2E_NODES"     // of a kind cluster: 1, or the control plane and so many workers less
+	EnvReuse      = "UPGRADE_E2E_REUSE"     // name of a kind cluster that stays for the next run
 	EnvKubeconfig = "KUBECONFIG"            // of the existing cluster
 	EnvSnapshots  = "UPGRADE_E2E_SNAPSHOTS" // 0: neither start from a snapshot nor keep one
 
@@ -41,6 +43,7 @@ type Options struct {
 	PublishFirst           bool
 	Provider               string
 	Nodes                  int    // of provider kind
+	Reuse                  string // of provider kind; "" for a cluster that ends with the run
 	Kubeconfig, AuditLog   string // of provider existing
 	Flux                   string
 	Keep                   bool
@@ -86,6 +89,13 @@ func FromEnvironment(family string) (Options, error) {
 	}
 	if o.Nodes, err = strconv.Atoi(or(os.Getenv(EnvNodes), "1")); err != nil || o.Nodes < 1 || o.Nodes > 9 {
 		return Options{}, usagef("NODES=%s is not a number from 1 to 9", os.Getenv(EnvNodes))
+	}
+	o.Reuse = os.Getenv(EnvReuse)
+	if !regexp.MustCompile(`^([a-z0-9][a-z0-9-]{0,19})?$`).MatchString(o.Reuse) {
+		return Options{}, usagef("REUSE=%s is no name; take up to 20 of a-z, 0-9 and -", o.Reuse)
+	}
+	if o.Provider != "kind" && (o.Nodes != 1 || o.Reuse != "") {
+		return Options{}, usagef("NODES= and REUSE= are for PROVIDER=kind, not for %s", o.Provider)
 	}
 	if o.Provider == "existing" {
 		o.Kubeconfig, o.AuditLog = os.Getenv(EnvKubeconfig), os.Getenv(EnvAuditLog)

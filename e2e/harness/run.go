@@ -74,7 +74,7 @@ func (s *Suite) Main(m *testing.M) int {
 		s.env = env.NewWithConfig(cfg)
 		return m.Run()
 	}
-	node, err := nodeImage(context.Background(), o)
+	node, err := checkProvider(context.Background(), o)
 	if err != nil {
 		return usage(err)
 	}
@@ -193,7 +193,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	if r.node != nil {
-		clusters, err := cluster.SweepKind(ctx)
+		clusters, err := cluster.SweepKind(ctx, false)
 		if err != nil {
 			return err
 		}

@@ -30,6 +30,7 @@ type runFlags struct {
 	tags, skip []string
 	provider   string
 	nodes      string
+	reuse      string
 	auditLog   string
 	old, new   string
 	flux       string
@@ -88,6 +89,7 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	f.choice(flags)
 	flags.StringVar(&f.provider, "provider", "embedded", "cluster provider: embedded, kind, or existing, which KUBECONFIG names")
 	flags.StringVar(&f.nodes, "nodes", "", "nodes of a kind cluster: 1 (default), or a control plane and workers")
+	flags.StringVar(&f.reuse, "reuse", "", "name of a kind cluster that stays for the next run")
 	flags.StringVar(&f.auditLog, "audit-log", "", "file that the existing cluster's API server writes its audit log to")
 	flags.StringVar(&f.old, "old", "", "platform to upgrade from: dir or dir@git-ref (the bundled fixture)")
 	flags.StringVar(&f.new, "new", "", "platform to upgrade to: dir or dir@git-ref (the bundled fixture)")
@@ -120,7 +122,7 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 			return "", "", err
 		}
 	}
-	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
+	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvReuse: f.reuse, harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
 		if value != "" {
 			if err := os.Setenv(name, value); err != nil {
 				return "", "", err

@@ -52,7 +52,7 @@ func cleanCommand() *cobra.Command {
 				return err
 			}
 			swept, err := process.Sweep(filepath.Join(root, "_artifacts"))
-			clusters, kindErr := cluster.SweepKind(cmd.Context())
+			clusters, kindErr := cluster.SweepKind(cmd.Context(), true)
 			for _, line := range append(swept, clusters...) {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
