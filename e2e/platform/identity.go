@@ -61,6 +61,8 @@ func (e *Env) operator(ctx context.Context) (*rest.Config, error) {
 	}
 	config := rest.AnonymousClientConfig(e.Config)
 	config.BearerToken = token.Status.Token
+	// Whoever looks at the administrator's requests looks at the operator's as well.
+	config.WrapTransport, config.ContentType, config.AcceptContentTypes = e.Config.WrapTransport, e.Config.ContentType, e.Config.AcceptContentTypes
 	config.UserAgent = UserAgent
 	config.QPS = -1 // the API server's own priorities and fairness are the limit
 	config.WarningHandler = rest.NoWarnings{}
