@@ -43,6 +43,8 @@ type Version struct {
 	Target int
 	// MigrationImage is values.migrations.image, "" when the chart has none.
 	MigrationImage string
+	// GoldenImages is how this version offers golden images, nil when it does not.
+	GoldenImages *GoldenImages
 	// Charts are what is published, in the order of the PackageSource files.
 	Charts []Chart
 	// Digest is sha256:<hex> of everything that the version puts on a cluster; a key for snapshots.
@@ -110,6 +112,7 @@ func (v *Version) read(scratch, profileFile string) error {
 	if v.Profile, err = selectProfile(v.Tree, profileFile); err != nil {
 		return err
 	}
+	v.GoldenImages = v.Profile.golden(v.Tree)
 	content, err := readDir(v.Tree, filepath.Join(v.Tree, filepath.FromSlash(v.Profile.PlatformChart)))
 	if err != nil {
 		return err

@@ -50,6 +50,21 @@ type Profile struct {
 	Images []Image `json:"images,omitempty"`
 	// MayBeNotReady are globs over "namespace/name" of HelmReleases that need not become Ready.
 	MayBeNotReady []string `json:"mayBeNotReady,omitempty"`
+	// GoldenImages says how versions offer golden images; the first one whose When is in a tree is the tree's.
+	GoldenImages []GoldenImages `json:"goldenImages,omitempty"`
+}
+
+// GoldenImages says how a platform version offers images that workers' disks are cloned from, and how a pool asks for one.
+type GoldenImages struct {
+	// When is a path that a tree with this way has.
+	When string `json:"when"`
+	// Release is the name of the catalog's HelmRelease, Chart that of its ExternalArtifact.
+	Release string `json:"release"`
+	Chart   string `json:"chart"`
+	// Value is the pool's value that asks for an image.
+	Value string `json:"value"`
+	// InCluster says that pools have no release of their own: a pool's values are nodeGroups.<pool> of its cluster's.
+	InCluster bool `json:"inCluster,omitempty"`
 }
 
 // CRDs are the CustomResourceDefinitions that no component of the run installs.
@@ -121,6 +136,16 @@ func ReadProfile(name string, data []byte) (*Profile, error) {
 	return p, nil
 }
 
+// golden is the tree's way with golden images, nil when it has none.
+func (p *Profile) golden(tree string) *GoldenImages {
+	for i, g := range p.GoldenImages {
+		if _, err := os.Stat(filepath.Join(tree, filepath.FromSlash(g.When))); err == nil {
+			return &p.GoldenImages[i]
+		}
+	}
+	return nil
+}
+
 // selectProfile reads the profile file when one is named, else finds the bundled profile whose marker the tree has.
 func selectProfile(tree, file string) (*Profile, error) {
 	if file != "" {
@@ -170,6 +195,12 @@ func (p *Profile) validate() error {
 		for _, f := range img.Files {
 			paths = append(paths, f.From)
 		}
+	}
+	for _, g := range p.GoldenImages {
+		if g.When == "" || g.Release == "" || g.Chart == "" || g.Value == "" {
+			return errors.New("goldenImages: when, release, chart and value must be set")
+		}
+		paths = append(paths, g.When)
 	}
 	for _, s := range paths {
 		if !filepath.IsLocal(filepath.FromSlash(s)) {

@@ -26,9 +26,25 @@ func Refused(of history.ReleaseKey, because *regexp.Regexp) Check {
 	})
 }
 
-// NeverRefused claims that no try of a HelmRelease ended with a message that matches.
-func NeverRefused(key history.ReleaseKey, because *regexp.Regexp) Check {
-	return newCheck("never refused "+key.Name, never, func(h *history.History) (found []Evidence, doubt string) {
+// PoolRefused claims the same of the release that renders a pool: its own, or its cluster's where the record has no release of
+// the pool.
+func PoolRefused(s Subject, because *regexp.Regexp) Check {
+	return Check{Name: Refused(s.PoolRelease(), because).Name, Judge: func(h *history.History) Result { return Refused(s.renders(h), because).Judge(h) }}
+}
+
+// renders is the release that renders a pool.
+func (s Subject) renders(h *history.History) history.ReleaseKey {
+	own := s.PoolRelease()
+	if len(h.Named(history.Ref{Resource: helmReleases, Namespace: own.Namespace, Name: own.Name})) > 0 {
+		return own
+	}
+	return s.ClusterRelease()
+}
+
+// NeverRefused claims that no try of the release that renders a pool ended with a message that matches.
+func NeverRefused(s Subject, because *regexp.Regexp) Check {
+	return newCheck("never refused "+s.PoolRelease().Name, never, func(h *history.History) (found []Evidence, doubt string) {
+		key := s.renders(h)
 		tries := h.Named(history.Ref{Resource: helmReleases, Namespace: key.Namespace, Name: key.Name})
 		if len(tries) == 0 {
 			return nil, fmt.Sprintf("no HelmRelease %s/%s is in the record", key.Namespace, key.Name)

@@ -51,18 +51,18 @@ func TestRefused(t *testing.T) {
 }
 
 func TestNeverRefused(t *testing.T) {
-	check := verify.NeverRefused(history.ReleaseKey{Namespace: "t", Name: "pool"}, regexp.MustCompile("image x has failed"))
+	check := verify.NeverRefused(verify.Subject{Namespace: "t", Cluster: "prod", Pool: "md0"}, regexp.MustCompile("image x has failed"))
 	for name, c := range map[string]struct {
 		happens []func(*unstructured.Unstructured)
 		want    []string
 	}{
 		"never":                   {[]func(*unstructured.Unstructured){ready("True", "", 1)}, nil},
 		"for another reason":      {[]func(*unstructured.Unstructured){ready("False", "timeout", 1), ready("True", "", 1)}, nil},
-		"once, and then taken":    {[]func(*unstructured.Unstructured){ready("False", "image x has failed", 1), ready("True", "", 1)}, []string{"HelmRelease t/pool is not Ready: image x has failed"}},
-		"twice is said only once": {[]func(*unstructured.Unstructured){ready("False", "image x has failed", 1), ready("False", "image x has failed again", 1)}, []string{"HelmRelease t/pool is not Ready: image x has failed"}},
+		"once, and then taken":    {[]func(*unstructured.Unstructured){ready("False", "image x has failed", 1), ready("True", "", 1)}, []string{"HelmRelease t/kubernetes-nodes-prod-md0 is not Ready: image x has failed"}},
+		"twice is said only once": {[]func(*unstructured.Unstructured){ready("False", "image x has failed", 1), ready("False", "image x has failed again", 1)}, []string{"HelmRelease t/kubernetes-nodes-prod-md0 is not Ready: image x has failed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, hr := ht.New(), ht.Object("HelmRelease", "t/pool")
+			b, hr := ht.New(), ht.Object("HelmRelease", "t/kubernetes-nodes-prod-md0")
 			b.Baseline(hr)
 			for _, f := range c.happens {
 				b.Update(ht.Helm, hr, f)
@@ -123,5 +123,37 @@ func TestWithinSurge(t *testing.T) {
 	}
 	if r := verify.WithinSurge(verify.Subject{Namespace: "elsewhere"}).Judge(newWorld().Read(t)); r.Verdict != verify.Inconclusive {
 		t.Errorf("nobody is there: %+v", r)
+	}
+}
+
+func TestPoolRefusedAsksTheReleaseThatRendersThePool(t *testing.T) {
+	check := verify.PoolRefused(verify.Subject{Namespace: "t", Cluster: "prod", Pool: "md0"}, regexp.MustCompile("too small"))
+	for name, c := range map[string]struct {
+		pool, cluster string // messages; "" for Ready, "-" for no such release
+		verdict       verify.Verdict
+	}{
+		"the pool's own": {"too small", "", verify.Passed},
+		"the pool's own is taken, the cluster's not": {"", "too small", verify.Failed},
+		"no release of its own":                      {"-", "too small", verify.Passed},
+		"no release of its own, and taken":           {"-", "", verify.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := ht.New()
+			for release, message := range map[string]string{"t/kubernetes-nodes-prod-md0": c.pool, "t/kubernetes-prod": c.cluster} {
+				if message == "-" {
+					continue
+				}
+				hr := ht.Object("HelmRelease", release)
+				b.Baseline(hr)
+				if message == "" {
+					b.Update(ht.Helm, hr, ready("True", "", 1))
+				} else {
+					b.Update(ht.Helm, hr, ready("False", message, 1))
+				}
+			}
+			if r := check.Judge(b.Read(t)); r.Verdict != c.verdict {
+				t.Errorf("%s: %v, want %s", r.Verdict, r.Evidence, c.verdict)
+			}
+		})
 	}
 }

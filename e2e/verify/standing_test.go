@@ -49,7 +49,7 @@ func TestEveryCheckIsInconclusiveOverARecordWithAGap(t *testing.T) {
 		verify.CountedFor(objects, verify.Application{}), verify.CertSANs(md0), verify.Rolling(md0),
 		verify.FieldKept(objects, "spec"), verify.TemplateUnchanged(md0), verify.ValuesCarried(key, nil), verify.ValuesDeclared(key),
 		verify.Before(history.PhaseMigrated, verify.Annotated(objects, key)), verify.AdoptedFirst(objects, key), verify.Inert(verify.Subject{Namespace: "none"}), verify.Labelled(objects, nil), verify.ChartsAfterMigration(),
-		verify.LogLine("migration", anybody, 1), verify.NeverRefused(key, anybody), verify.NoWritesBy(anybody, objects), verify.NeverThere(history.Ref{Resource: "pods", Name: "x"}),
+		verify.LogLine("migration", anybody, 1), verify.NeverRefused(md0, anybody), verify.NoWritesBy(anybody, objects), verify.NeverThere(history.Ref{Resource: "pods", Name: "x"}),
 	} {
 		if r := c.Judge(h); r.Verdict != verify.Inconclusive || !strings.Contains(r.Reason, "lost") {
 			t.Errorf("%s: %s, reason %q", c.Name, r.Verdict, r.Reason)

@@ -6,17 +6,15 @@ import (
 
 	"cozystack.io/upgrade-e2e/e2e/harness"
 	"cozystack.io/upgrade-e2e/e2e/history"
-	"cozystack.io/upgrade-e2e/e2e/tenant"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
 
 // CatalogImmutable says the catalog's size in other words, which is fine, then takes its class away, which is not; and gives
 // a class to a second catalog, elsewhere, that had none.
 func CatalogImmutable() harness.Scenario {
-	const elsewhere = "cozy-system"
+	const elsewhere, catalogRelease = "cozy-system", "golden-images" // in versions that refuse
 	change := func(namespace, why string, values map[string]any) harness.Act {
-		return harness.Act{Name: why, Do: harness.Change(tenant.Edit{Why: why, APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease",
-			Namespace: namespace, Name: catalogRelease, Spec: map[string]any{"values": values}})}
+		return harness.Act{Name: why, Do: offerAs(namespace, why, values)}
 	}
 	says := func(from, to string) *regexp.Regexp {
 		return regexp.MustCompile(fmt.Sprintf("is of StorageClass %q and can't become one of %q", from, to))
@@ -31,7 +29,7 @@ func CatalogImmutable() harness.Scenario {
 		Tag:  "catalog-immutable",
 		Line: "the catalog's 6Gi as 6144Mi: accepted; its class taken away, and one given where there was none: refused with the reason",
 		Acts: []harness.Act{catalog(),
-			{Name: "catalog without a class", Do: harness.Make(offer(elsewhere, map[string]any{"storageClass": ""}))},
+			{Name: "catalog without a class", Do: offer(elsewhere, map[string]any{"storageClass": ""})},
 			change(elsewhere, "a class given", map[string]any{"storageClass": "replicated"}),
 			change(public, "the size in other words", map[string]any{"size": "6144Mi"}),
 			unclassed},

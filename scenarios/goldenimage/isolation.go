@@ -27,7 +27,7 @@ func Isolation() harness.Scenario {
 	s := subject(p)
 	own := rights(t.Namespace())
 	because := regexp.MustCompile(`schematicID`)
-	climb := set(p, "a path for a schematic", map[string]any{"osImage": map[string]any{"builtin": map[string]any{"schematicID": "../tenant-neighbour/disk"}}})
+	climb := askFor(p, "a path for a schematic", map[string]any{"builtin": map[string]any{"schematicID": "../tenant-neighbour/disk"}})
 	return harness.Scenario{
 		Tag:   "isolation",
 		Line:  "a tenant's own credentials: may clone the image, may not create, change or delete beside it, nor clone a neighbour's disk, nor name a path",
@@ -35,13 +35,13 @@ func Isolation() harness.Scenario {
 		Acts: []harness.Act{catalog(),
 			{Name: "rights of its own", Do: harness.Make(own...)},
 			{Name: name, Do: func(ctx context.Context, on harness.Upgraded) error { return try(ctx, on, name, t.Namespace()) }},
-			{Name: "a path for a schematic", Do: harness.Change(climb)}},
-		MayFail: []harness.Failure{{Namespace: p.Namespace(), Release: p.Release(), Because: because}},
+			{Name: "a path for a schematic", Do: climb}},
+		MayFail: mayFail(p, because),
 		Checks: []verify.Check{
 			verify.About("may clone", s, verify.LogLine(name, regexp.MustCompile(`^clone the image: allowed$`), 1)),
 			verify.About("may not write", s, verify.LogLine(name, regexp.MustCompile(`^(create|change|delete) .* in cozy-public: forbidden$`), 6)),
 			verify.About("may not clone a neighbour", s, verify.LogLine(name, regexp.MustCompile(`^clone a neighbour's disk: forbidden$`), 1)),
-			verify.About("refused", s, verify.Refused(s.PoolRelease(), because)),
+			verify.About("refused", s, verify.PoolRefused(s, because)),
 		},
 	}
 }

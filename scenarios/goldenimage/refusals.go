@@ -12,7 +12,7 @@ func ClassMismatch() harness.Scenario {
 	t := tenant.New("class")
 	p := t.Cluster("prod").Pool("md0", tenant.Set("storageClass", "local"))
 	return refused("class-mismatch", "a pool of another StorageClass asks for the image: refused with both classes, its machines live on",
-		t, p, version, regexp.MustCompile(`StorageClass "local".*"replicated"`))
+		t, p, version, regexp.MustCompile(`(?i)StorageClass "local".*"replicated"`))
 }
 
 // DiskTooSmall has a pool whose disks the image does not fit into.
@@ -28,5 +28,5 @@ func GoldenAbsent() harness.Scenario {
 	t := tenant.New("absent")
 	p := t.Cluster("prod").Pool("md0")
 	return refused("golden-absent", "a pool asks for an image that is not in the catalog: refused with its name, its machines live on",
-		t, p, absent, regexp.MustCompile(golden(absent).Name+` does not exist`))
+		t, p, absent, regexp.MustCompile(golden(absent).Name+`"? (does not exist|not found)`))
 }

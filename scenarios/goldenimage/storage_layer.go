@@ -1,6 +1,7 @@
 package goldenimage
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -33,16 +34,31 @@ func StorageLayer(workers int) harness.Scenario {
 	t := tenant.New(name)
 	t.Cluster("prod").Pool("md0")
 	clones := tenant.New(name).Cluster("prod").Pool("clones", tenant.Machines(int64(workers)))
-	pool := release(clones.Namespace(), clones.Release(), "cozystack-kubernetes-nodes-application-kubevirt-kubernetes-nodes", map[string]any{
-		"cluster": "prod", "minReplicas": int64(workers), "maxReplicas": int64(workers), "osImage": builtin(version)})
-	pool.Object["spec"].(map[string]any)["valuesFrom"] = []any{map[string]any{"kind": "Secret", "name": "cozystack-values"}}
 	return harness.Scenario{
 		Tag:           "storage-layer",
 		Line:          "workers cloned from one image: as many clones by the storage, one import, nothing over the pod network",
 		Given:         []*tenant.Tenant{t},
-		Acts:          []harness.Act{catalog(), {Name: "pool of clones", Do: harness.Make(pool), Brings: []*tenant.Pool{clones}}},
+		Acts:          []harness.Act{catalog(), {Name: "pool of clones", Do: made(clones), Brings: []*tenant.Pool{clones}}},
 		ActsOnWorkers: true,
 		Checks: []verify.Check{verify.ClonePath(subject(clones), golden(version), workers), verify.Workers(subject(clones), workers),
 			verify.NoChurn(subject(t.Pools()[0]))},
+	}
+}
+
+// made is a deed: a new pool asks for the image.
+func made(p *tenant.Pool) deed {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		if on.New.GoldenImages == nil {
+			return nil
+		}
+		workers := int64(p.Machines())
+		values := map[string]any{"minReplicas": workers, "maxReplicas": workers, on.New.GoldenImages.Value: builtin(version)}
+		if on.New.GoldenImages.InCluster {
+			return set(p, "a pool of clones", values)(ctx, on)
+		}
+		values["cluster"] = p.Cluster.Name
+		pool := release(p.Namespace(), p.Release(), "cozystack-kubernetes-nodes-application-kubevirt-kubernetes-nodes", values)
+		pool.Object["spec"].(map[string]any)["valuesFrom"] = []any{map[string]any{"kind": "Secret", "name": "cozystack-values"}}
+		return harness.Make(pool)(ctx, on)
 	}
 }

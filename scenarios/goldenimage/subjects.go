@@ -2,6 +2,7 @@ package goldenimage
 
 import (
 	"context"
+	"maps"
 	"regexp"
 	"time"
 
@@ -20,7 +21,6 @@ import (
 
 const (
 	public         = "cozy-public"
-	catalogRelease = "golden-images"
 	schematic      = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
 	version        = "v1.10.6" // in the catalog from the first act on
 	absent         = "v1.99.0" // never in the catalog
@@ -60,25 +60,50 @@ func release(namespace, name, chart string, values map[string]any) *unstructured
 	}}
 }
 
-// offer is a catalog of one image.
-func offer(namespace string, values map[string]any) *unstructured.Unstructured {
-	values["images"] = []any{map[string]any{"schematicID": schematic, "version": version}}
-	return release(namespace, catalogRelease, "cozystack-golden-images-default-golden-images", values)
+// deed is what an act does.
+type deed = func(context.Context, harness.Upgraded) error
+
+// offer is a deed: a catalog of one image, in the words of the platform.
+func offer(namespace string, values map[string]any) deed {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		words := on.New.GoldenImages
+		if words == nil {
+			on.Log("acts", "this version of the platform offers no golden images")
+			return nil
+		}
+		all := map[string]any{"images": []any{map[string]any{"schematicID": schematic, "version": version}}}
+		maps.Copy(all, values)
+		return harness.Make(release(namespace, words.Release, words.Chart, all))(ctx, on)
+	}
+}
+
+// offerAs is a deed: other values for a catalog.
+func offerAs(namespace, why string, values map[string]any) deed {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		if on.New.GoldenImages == nil {
+			return nil
+		}
+		return harness.Change(tenant.Edit{Why: why, APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: namespace,
+			Name: on.New.GoldenImages.Release, Spec: map[string]any{"values": values}})(ctx, on)
+	}
 }
 
 // catalog is the act that every scenario begins with: the image is offered, and imported.
 func catalog() harness.Act {
-	return harness.Act{Name: "catalog", Do: harness.Make(offer(public, map[string]any{})), Until: untilGolden(version, "Succeeded")}
+	return harness.Act{Name: "catalog", Do: offer(public, nil), Until: untilGolden(version, "Succeeded")}
 }
 
 // offered is a deed: the catalog gets one image more. It returns once the image is in a phase, one of CDI's.
-func offered(version, phase string) func(context.Context, harness.Upgraded) error {
+func offered(version, phase string) deed {
 	return func(ctx context.Context, on harness.Upgraded) error {
+		if on.New.GoldenImages == nil {
+			return nil
+		}
 		client, err := dynamic.NewForConfig(on.Env.Config)
 		if err != nil {
 			return err
 		}
-		live, err := client.Resource(helmReleases).Namespace(public).Get(ctx, catalogRelease, metav1.GetOptions{})
+		live, err := client.Resource(helmReleases).Namespace(public).Get(ctx, on.New.GoldenImages.Release, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -87,8 +112,7 @@ func offered(version, phase string) func(context.Context, harness.Upgraded) erro
 			return err
 		}
 		images = append(images, map[string]any{"schematicID": schematic, "version": version})
-		if err := harness.Change(tenant.Edit{Why: "one image more", APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: public,
-			Name: catalogRelease, Spec: map[string]any{"values": map[string]any{"images": images}}})(ctx, on); err != nil {
+		if err := offerAs(public, "one image more", map[string]any{"images": images})(ctx, on); err != nil {
 			return err
 		}
 		return untilGolden(version, phase)(ctx, on)
@@ -98,6 +122,9 @@ func offered(version, phase string) func(context.Context, harness.Upgraded) erro
 // untilGolden waits for an image to be in a phase.
 func untilGolden(version, phase string) func(context.Context, harness.Upgraded) error {
 	return func(ctx context.Context, on harness.Upgraded) error {
+		if on.New.GoldenImages == nil {
+			return nil
+		}
 		return until(ctx, on, "image "+version+" to be "+phase, 2*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
 			image, err := c.Resource(dataVolumes).Namespace(public).Get(ctx, golden(version).Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
@@ -118,24 +145,37 @@ var (
 	machineDeployments = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta1", Resource: "machinedeployments"}
 )
 
-// set changes values of a pool, as its owner would.
-func set(p *tenant.Pool, why string, values map[string]any) tenant.Edit {
-	return tenant.Edit{Why: why, APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: p.Namespace(), Name: p.Release(),
-		Spec: map[string]any{"values": values}}
+// set is a deed: other values for a pool, as its owner would give them, where the platform has them.
+func set(p *tenant.Pool, why string, values map[string]any) deed {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		name := p.Release()
+		if words := on.New.GoldenImages; words != nil && words.InCluster {
+			name, values = p.Cluster.Release(), map[string]any{"nodeGroups": map[string]any{p.Name: values}}
+		}
+		return harness.Change(tenant.Edit{Why: why, APIVersion: "helm.toolkit.fluxcd.io/v2", Kind: "HelmRelease", Namespace: p.Namespace(), Name: name,
+			Spec: map[string]any{"values": values}})(ctx, on)
+	}
 }
 
-// ask sets a pool's osImage.
-func ask(p *tenant.Pool, why string, version string) tenant.Edit {
-	return set(p, why, map[string]any{"osImage": builtin(version)})
+// ask is a deed: a pool asks for an image.
+func ask(p *tenant.Pool, why string, version string) deed { return askFor(p, why, builtin(version)) }
+
+func askFor(p *tenant.Pool, why string, image map[string]any) deed {
+	return func(ctx context.Context, on harness.Upgraded) error {
+		if on.New.GoldenImages == nil {
+			return nil
+		}
+		return set(p, why, map[string]any{on.New.GoldenImages.Value: image})(ctx, on)
+	}
 }
 
 // switched is the act that asks for the image and waits until the pool has rolled.
 func switched(name string, p *tenant.Pool) harness.Act {
-	return rolled(name, p, harness.Change(ask(p, name, version)))
+	return rolled(name, p, ask(p, name, version))
 }
 
 // rolled is an act that waits until what it does has rolled a pool.
-func rolled(name string, p *tenant.Pool, deeds ...func(context.Context, harness.Upgraded) error) harness.Act {
+func rolled(name string, p *tenant.Pool, deeds ...deed) harness.Act {
 	before := ""
 	template := func(ctx context.Context, c dynamic.Interface) (*unstructured.Unstructured, string, error) {
 		md, err := c.Resource(machineDeployments).Namespace(p.Namespace()).Get(ctx, p.Object(), metav1.GetOptions{})
@@ -153,7 +193,7 @@ func rolled(name string, p *tenant.Pool, deeds ...func(context.Context, harness.
 		_, before, err = template(ctx, client)
 		return err
 	}
-	return harness.Act{Name: name, Do: inTurn(append([]func(context.Context, harness.Upgraded) error{remember}, deeds...)...),
+	return harness.Act{Name: name, Do: inTurn(append([]deed{remember}, deeds...)...),
 		Until: func(ctx context.Context, on harness.Upgraded) error {
 			return until(ctx, on, "pool "+p.Object()+" to roll", 5*time.Minute, func(ctx context.Context, c dynamic.Interface) (bool, error) {
 				if no, err := refusedAgain(ctx, c, p); err != nil {
@@ -174,9 +214,12 @@ func rolled(name string, p *tenant.Pool, deeds ...func(context.Context, harness.
 		}}
 }
 
-// refusedAgain tells whether Flux has tried a pool's release as it is now, and tried it once more, and was refused both times.
+// refusedAgain tells whether Flux has tried the release that renders a pool as it is now, and tried it once more, and was refused both times.
 func refusedAgain(ctx context.Context, c dynamic.Interface, p *tenant.Pool) (bool, error) {
 	hr, err := c.Resource(helmReleases).Namespace(p.Namespace()).Get(ctx, p.Release(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) { // a platform whose pools have none
+		hr, err = c.Resource(helmReleases).Namespace(p.Namespace()).Get(ctx, p.Cluster.Release(), metav1.GetOptions{})
+	}
 	if err != nil {
 		return false, err
 	}
@@ -204,7 +247,7 @@ func untilAsked(p *tenant.Pool, version string) func(context.Context, harness.Up
 }
 
 // inTurn does one deed after the other.
-func inTurn(deeds ...func(context.Context, harness.Upgraded) error) func(context.Context, harness.Upgraded) error {
+func inTurn(deeds ...deed) deed {
 	return func(ctx context.Context, on harness.Upgraded) error {
 		for _, deed := range deeds {
 			if err := deed(ctx, on); err != nil {
@@ -216,8 +259,8 @@ func inTurn(deeds ...func(context.Context, harness.Upgraded) error) func(context
 }
 
 // edits does one edit after the other.
-func edits(list ...tenant.Edit) func(context.Context, harness.Upgraded) error {
-	var deeds []func(context.Context, harness.Upgraded) error
+func edits(list ...tenant.Edit) deed {
+	var deeds []deed
 	for _, e := range list {
 		deeds = append(deeds, harness.Change(e))
 	}
@@ -242,19 +285,20 @@ func until(ctx context.Context, on harness.Upgraded, what string, bound time.Dur
 func refused(tag, line string, t *tenant.Tenant, p *tenant.Pool, version string, because *regexp.Regexp) harness.Scenario {
 	return harness.Scenario{
 		Tag: tag, Line: line, Given: []*tenant.Tenant{t},
-		Acts:    []harness.Act{catalog(), {Name: tag, Do: harness.Change(ask(p, tag, version))}},
+		Acts:    []harness.Act{catalog(), {Name: tag, Do: ask(p, tag, version)}},
 		MayFail: mayFail(p, because),
 		Checks:  refusal(p, because),
 	}
 }
 
-// mayFail excuses a pool's release that is refused on purpose.
+// mayFail excuses the release that renders a pool, its own or its cluster's, which is refused on purpose.
 func mayFail(p *tenant.Pool, because *regexp.Regexp) []harness.Failure {
-	return []harness.Failure{{Namespace: p.Namespace(), Release: p.Release(), Because: because}}
+	return []harness.Failure{{Namespace: p.Namespace(), Release: p.Release(), Because: because},
+		{Namespace: p.Namespace(), Release: p.Cluster.Release(), Because: because}}
 }
 
 // refusal are the checks of a pool that is refused: with the reason, and nothing else happens to it.
 func refusal(p *tenant.Pool, because *regexp.Regexp) []verify.Check {
 	s := subject(p)
-	return []verify.Check{verify.About("refused", s, verify.Refused(s.PoolRelease(), because)), verify.TemplateUnchanged(s), verify.Workers(s, p.Machines())}
+	return []verify.Check{verify.About("refused", s, verify.PoolRefused(s, because)), verify.TemplateUnchanged(s), verify.Workers(s, p.Machines())}
 }
