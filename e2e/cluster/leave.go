@@ -150,7 +150,7 @@ func (l *leaving) know(list []made) {
 
 func newLeaving(cfg *rest.Config) (*leaving, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.UserAgent = "upgrade-e2e-leave"
+	cfg.UserAgent, cfg.WarningHandler = "upgrade-e2e-leave", rest.NoWarnings{} // of pods that outlive their Job: they go by themselves
 	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return nil, err
