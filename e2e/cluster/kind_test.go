@@ -3,6 +3,7 @@ package cluster
 import (
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -123,5 +124,43 @@ func TestLookedUpDropsTheTagBesideADigest(t *testing.T) {
 		if got := lookedUp(reference); got != want {
 			t.Errorf("%s is looked up as %s, want %s", reference, got, want)
 		}
+	}
+}
+
+func TestAClusterThatStaysIsOneRunsAtATime(t *testing.T) {
+	root := t.TempDir()
+	open := func(name string) *process.Run {
+		run, err := process.Open(filepath.Join(root, "runs", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return run
+	}
+	first := open("first")
+	one, two := NewKind(first, nil, "image", 1).Reuse(root, "mine"), NewKind(first, nil, "image", 1).Reuse(root, "mine")
+	if want := filepath.Join(root, ".kind", "mine"); filepath.Dir(one.GetKubeconfig()) != want || !strings.HasPrefix(one.AuditLog(), want) {
+		t.Errorf("kubeconfig %s, audit log %s: not in %s", one.GetKubeconfig(), one.AuditLog(), want)
+	}
+	if one.name != two.name || !stays(filepath.Join(root, ".kind", "mine")) || stays(first.Dir()) {
+		t.Errorf("names %s and %s, stays %v, %v", one.name, two.name, stays(filepath.Join(root, ".kind", "mine")), stays(first.Dir()))
+	}
+	if err := one.claim(); err != nil {
+		t.Fatal(err)
+	}
+	if err := two.claim(); err == nil || err.Error() != "another run uses it" {
+		t.Errorf("claimed twice: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := open("second")
+	defer second.Close()
+	three := NewKind(second, nil, "image", 1).Reuse(root, "mine")
+	// A run that was killed holds no lock of the cluster's, but its reaper is still at work there.
+	if err := os.WriteFile(filepath.Join(root, ".kind", "mine", "run"), []byte(second.Dir()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := three.claim(); err == nil || !strings.HasSuffix(err.Error(), "has not left it yet") {
+		t.Errorf("claimed while a reaper is at work: %v", err)
 	}
 }
