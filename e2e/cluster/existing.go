@@ -89,6 +89,9 @@ func load(kubeconfig string) (*clientcmdapi.Config, *rest.Config, error) {
 	if err != nil {
 		return fail(err)
 	}
+	if raw.CurrentContext == "" {
+		return fail(errors.New("no such file, or it has no current context"))
+	}
 	if err := errors.Join(clientcmdapi.MinifyConfig(raw), clientcmdapi.FlattenConfig(raw)); err != nil {
 		return fail(err)
 	}
