@@ -272,7 +272,7 @@ func installKinds(ctx context.Context, config *rest.Config) error {
 			return fmt.Errorf("create CRD %s: %w", crd.Name, err)
 		}
 	}
-	options := envtest.CRDInstallOptions{PollInterval: 50 * time.Millisecond, MaxTime: 30 * time.Second}
+	options := envtest.CRDInstallOptions{PollInterval: 50 * time.Millisecond, MaxTime: 2 * time.Minute} // beside a cluster that starts
 	if err := envtest.WaitForCRDs(config, list, options); err != nil {
 		return fmt.Errorf("wait for the stand-ins' CRDs to be served: %w", err)
 	}
