@@ -46,8 +46,8 @@ const (
 	auditMount = "/etc/upgrade-e2e"
 )
 
-// Kind is a kind cluster: control plane and a kubelet in a container. What runs as a process of this machine is reached from
-// it by the gateway of the container's network.
+// Kind is a kind cluster: control plane and a kubelet in a container, which has images of the controllers. What runs as a
+// process of this machine is reached from it by the gateway of the container's network.
 type Kind struct {
 	run      *process.Run
 	programs Programs
@@ -191,11 +191,43 @@ func (k *Kind) controlPlane() (nodes.Node, error) {
 // keepOff keeps what is not sent there off the real nodes, by the taint that kind takes from a single node. What the
 // stand-ins play has nodes of its own.
 func (k *Kind) keepOff(ctx context.Context) error {
-	taint := []byte(`{"spec": {"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}}`)
+	taint := []byte(`{"spec": {"taints": [{"key": "` + controlPlaneRole + `", "effect": "NoSchedule"}]}}`)
 	for _, node := range k.nodes {
 		if _, err := k.client.CoreV1().Nodes().Patch(ctx, node.String(), types.StrategicMergePatchType, taint, metav1.PatchOptions{}); err != nil {
 			return fmt.Errorf("taint node %s: %w", node, err)
 		}
+	}
+	return nil
+}
+
+// controlPlaneRole is the label of the real node, and its taint.
+const controlPlaneRole = "node-role.kubernetes.io/control-plane"
+
+// Pin sends a pod to the real nodes.
+func (k *Kind) Pin(pod *corev1.PodSpec) {
+	if pod.NodeSelector == nil {
+		pod.NodeSelector = map[string]string{}
+	}
+	pod.NodeSelector[controlPlaneRole] = ""
+	pod.Tolerations = append(pod.Tolerations, corev1.Toleration{
+		Key: controlPlaneRole, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule,
+	})
+}
+
+// Image is the reference by which the nodes have the image of a controller; they pull none.
+func (k *Kind) Image(program string) string { return k.programs.Image(program) }
+
+// Reach opens a connection from the node of the API server to an address of the cluster, a Service's for instance. The
+// error tells that it could not.
+func (k *Kind) Reach(ctx context.Context, host string, port int) error {
+	plane, err := k.controlPlane()
+	if err != nil {
+		return fmt.Errorf("reach %s port %d: %w", host, port, err)
+	}
+	// In 2 s: before there are rules for a Service's address, packets to it leave the node and nobody answers.
+	connect := plane.CommandContext(ctx, "timeout", "2", "bash", "-c", `exec 3<>"/dev/tcp/$0/$1"`, host, strconv.Itoa(port))
+	if err := connect.Run(); err != nil {
+		return fmt.Errorf("node %s does not reach %s port %d: %w", plane, host, port, err)
 	}
 	return nil
 }
