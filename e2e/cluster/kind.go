@@ -50,8 +50,8 @@ const (
 	auditMount = "/etc/upgrade-e2e"
 )
 
-// Kind is a kind cluster: control plane and a kubelet in a container. What runs as a process of this machine is reached from
-// it by the gateway of the container's network.
+// Kind is a kind cluster: control plane and a kubelet in a container, which has images of the controllers. What runs as a
+// process of this machine is reached from it by the gateway of the container's network.
 type Kind struct {
 	run      *process.Run
 	programs Programs
@@ -233,6 +233,33 @@ func (k *Kind) keepOff(ctx context.Context) error {
 		if _, err := k.client.CoreV1().Nodes().Patch(ctx, node.String(), types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return fmt.Errorf("taint node %s: %w", node, err)
 		}
+	}
+	return nil
+}
+
+// Pin sends a pod to the real nodes.
+func (k *Kind) Pin(pod *corev1.PodSpec) {
+	if pod.NodeSelector == nil {
+		pod.NodeSelector = map[string]string{}
+	}
+	pod.NodeSelector[realNode] = "true"
+	pod.Tolerations = append(pod.Tolerations, corev1.Toleration{Key: realNode, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+}
+
+// Image is the reference by which the nodes have the image of a controller; they pull none.
+func (k *Kind) Image(program string) string { return k.programs.Image(program) }
+
+// Reach opens a connection from the node of the API server to an address of the cluster, a Service's for instance. The
+// error tells that it could not.
+func (k *Kind) Reach(ctx context.Context, host string, port int) error {
+	plane, err := k.controlPlane()
+	if err != nil {
+		return fmt.Errorf("reach %s port %d: %w", host, port, err)
+	}
+	// In 2 s: before there are rules for a Service's address, packets to it leave the node and nobody answers.
+	connect := plane.CommandContext(ctx, "timeout", "2", "bash", "-c", `exec 3<>"/dev/tcp/$0/$1"`, host, strconv.Itoa(port))
+	if err := connect.Run(); err != nil {
+		return fmt.Errorf("node %s does not reach %s port %d: %w", plane, host, port, err)
 	}
 	return nil
 }

@@ -2,12 +2,15 @@ package cluster
 
 import (
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
 	"sigs.k8s.io/yaml"
 
@@ -81,6 +84,21 @@ func TestExposeRelaysToLoopback(t *testing.T) {
 	defer conn.Close()
 	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello from 127.0.0.1" {
 		t.Errorf("the server says %q, %v", got, err)
+	}
+}
+
+func TestPinnedPodsRunOnTheRealNodesAlone(t *testing.T) {
+	pod := corev1.PodSpec{
+		NodeSelector: map[string]string{"a": "b"},
+		Tolerations:  []corev1.Toleration{{Key: "node-role.kubernetes.io/master", Effect: corev1.TaintEffectNoSchedule}},
+	}
+	(&Kind{}).Pin(&pod)
+	if want := map[string]string{"a": "b", "upgrade-e2e.cozystack.io/real": "true"}; !maps.Equal(pod.NodeSelector, want) {
+		t.Errorf("node selector %v", pod.NodeSelector)
+	}
+	taint := corev1.Toleration{Key: "upgrade-e2e.cozystack.io/real", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	if !slices.Contains(pod.Tolerations, taint) || len(pod.Tolerations) != 2 {
+		t.Errorf("tolerations %v", pod.Tolerations)
 	}
 }
 

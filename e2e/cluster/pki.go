@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	certutil "k8s.io/client-go/util/cert"
@@ -46,9 +47,21 @@ func (a *Authority) PEM() []byte {
 	return pem
 }
 
-// WriteServing writes dir/tls.crt and dir/tls.key, a certificate for a server on
-// 127.0.0.1 that also answers to localhost and the given DNS names and addresses.
+// Serving issues a certificate, with its key, for a server on 127.0.0.1 that
+// also answers to localhost and the given DNS names and addresses.
+func (a *Authority) Serving(names ...string) (cert, key []byte, err error) {
+	if cert, key, err = a.issue(serving(names)); err != nil {
+		return nil, nil, fmt.Errorf("issue certificate of %s: %w", strings.Join(names, ", "), err)
+	}
+	return cert, key, nil
+}
+
+// WriteServing writes such a certificate to dir/tls.crt, its key to dir/tls.key.
 func (a *Authority) WriteServing(dir string, names ...string) error {
+	return a.write(dir, serving(names))
+}
+
+func serving(names []string) x509.Certificate {
 	template := x509.Certificate{
 		Subject:     pkix.Name{CommonName: "localhost"},
 		DNSNames:    []string{"localhost"},
@@ -62,7 +75,7 @@ func (a *Authority) WriteServing(dir string, names ...string) error {
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	return a.write(dir, template)
+	return template
 }
 
 // WriteClient writes dir/tls.crt and dir/tls.key, a client certificate with
@@ -78,40 +91,45 @@ func (a *Authority) write(dir string, template x509.Certificate) error {
 	fail := func(err error) error {
 		return fmt.Errorf("issue certificate of %s in %s: %w", template.Subject.CommonName, dir, err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return fail(err)
-	}
-	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
-		return fail(err)
-	}
-	template.NotBefore = a.cert.NotBefore
-	template.NotAfter = time.Now().Add(7 * 24 * time.Hour)
-	template.KeyUsage = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
-	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, key.Public(), a.key)
-	if err != nil {
-		return fail(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return fail(err)
-	}
-	certPEM, err := certutil.EncodeCertificates(cert)
-	if err != nil {
-		return fail(err)
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	cert, key, err := a.issue(template)
 	if err != nil {
 		return fail(err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fail(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tls.crt"), certPEM, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "tls.crt"), cert, 0o600); err != nil {
 		return fail(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tls.key"), keyPEM, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "tls.key"), key, 0o600); err != nil {
 		return fail(err)
 	}
 	return nil
+}
+
+// issue signs a certificate with a new key; both come as PEM.
+func (a *Authority) issue(template x509.Certificate) (certPEM, keyPEM []byte, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
+		return nil, nil, err
+	}
+	template.NotBefore = a.cert.NotBefore
+	template.NotAfter = time.Now().Add(7 * 24 * time.Hour)
+	template.KeyUsage = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
+	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, nil, err
+	}
+	if certPEM, err = certutil.EncodeCertificates(cert); err != nil {
+		return nil, nil, err
+	}
+	keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
+	return certPEM, keyPEM, err
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -14,11 +13,10 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// scrape is one controller's metrics endpoint.
+// scrape reads one controller's metrics.
 type scrape struct {
-	name   string
-	url    string
-	client *http.Client
+	name string
+	read func(context.Context) ([]byte, error)
 }
 
 // Busy names the controllers whose workqueues are not empty or who are at work
@@ -46,7 +44,7 @@ func (i *Installed) Busy(ctx context.Context) ([]string, error) {
 }
 
 func (s scrape) busy(ctx context.Context) []string {
-	body, err := get(ctx, s.client, s.url)
+	body, err := s.read(ctx)
 	if err != nil {
 		return []string{fmt.Sprintf("%s: its metrics can't be read: %v", s.name, err)}
 	}

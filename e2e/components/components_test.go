@@ -1,7 +1,9 @@
 package components
 
 import (
+	"context"
 	"encoding/base64"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,12 +83,23 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: manager, namespace: x-system}
 spec:
+  selector: {matchLabels: {app: x}}
   template:
+    metadata: {labels: {app: x}}
     spec:
       serviceAccountName: x-manager
+      tolerations: [{key: master}]
+      volumes:
+      - {name: other, emptyDir: {}}
+      - {name: cert, secret: {secretName: x-cert}}
       containers:
       - name: manager
+        image: shipped
+        imagePullPolicy: Always
+        command: [/manager]
         args: [--leader-elect, --feature-gates=A=true]
+        readinessProbe: {httpGet: {path: /readyz, port: healthz}}
+        volumeMounts: [{name: other, mountPath: /tmp}, {name: cert, mountPath: /certs}]
         env:
         - {name: POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
         - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
@@ -94,13 +107,13 @@ spec:
         - {name: PLAIN, value: b}
 `
 
-func readTestManifest(t *testing.T) *manifest {
+func readTestManifest(t *testing.T, r route) *manifest {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	if err := os.WriteFile(path, []byte(testManifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m, err := readManifest(path, server{host: "127.0.0.1", port: 1234, ca: []byte("authority")})
+	m, err := readManifest(path, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +121,7 @@ func readTestManifest(t *testing.T) *manifest {
 }
 
 func TestManifestIsTurnedTowardsTheProcess(t *testing.T) {
-	m := readTestManifest(t)
+	m := readTestManifest(t, byURL{host: "127.0.0.1", port: 1234, ca: []byte("authority")})
 	bundle := base64.StdEncoding.EncodeToString([]byte("authority"))
 	byURL := func(path string) map[string]any {
 		return map[string]any{"url": "https://127.0.0.1:1234/" + path, "caBundle": bundle}
@@ -140,8 +153,48 @@ func TestManifestIsTurnedTowardsTheProcess(t *testing.T) {
 	}
 }
 
+func TestManifestOfPodsKeepsItsServices(t *testing.T) {
+	plain, m := readTestManifest(t, unturned{}), readTestManifest(t, byService{ca: []byte("authority")})
+	bundle := base64.StdEncoding.EncodeToString([]byte("authority"))
+	if diff := cmp.Diff(plain.others[0].Object, m.others[0].Object); diff != "" {
+		t.Error("service", diff)
+	}
+	// Nothing but the authority is added.
+	want := plain.crds[0].DeepCopy()
+	if err := unstructured.SetNestedField(want.Object, bundle, "spec", "conversion", "webhook", "clientConfig", "caBundle"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.Object, m.crds[0].Object); diff != "" {
+		t.Error("conversion", diff)
+	}
+	want = plain.services[0].DeepCopy()
+	if err := unstructured.SetNestedField(want.Object, bundle, "spec", "caBundle"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.Object, m.services[0].Object); diff != "" {
+		t.Error("APIService", diff)
+	}
+	to := func(service map[string]any) map[string]any {
+		service["namespace"], service["name"] = "x-system", "webhook"
+		return map[string]any{"service": service, "caBundle": bundle}
+	}
+	if diff := cmp.Diff([]any{
+		map[string]any{"name": "one.x.io", "failurePolicy": "Fail", "clientConfig": to(map[string]any{"path": "/validate"})},
+		map[string]any{"name": "two.x.io", "clientConfig": to(map[string]any{})},
+	}, m.others[1].Object["webhooks"]); diff != "" {
+		t.Error("webhooks", diff)
+	}
+}
+
+// unturned leaves a manifest as it is written.
+type unturned struct{}
+
+func (unturned) webhook(map[string]any) error             { return nil }
+func (unturned) aggregated(map[string]any) error          { return nil }
+func (unturned) service(*unstructured.Unstructured) error { return nil }
+
 func TestDescriptionsGoAndPropertiesStay(t *testing.T) {
-	versions, _, _ := unstructured.NestedSlice(readTestManifest(t).crds[0].Object, "spec", "versions")
+	versions, _, _ := unstructured.NestedSlice(readTestManifest(t, unturned{}).crds[0].Object, "spec", "versions")
 	schema, _, _ := unstructured.NestedMap(versions[0].(map[string]any), "schema", "openAPIV3Schema")
 	str := map[string]any{"type": "string"}
 	want := map[string]any{"type": "object", "properties": map[string]any{
@@ -155,14 +208,14 @@ func TestDescriptionsGoAndPropertiesStay(t *testing.T) {
 }
 
 func TestServedVersionsOnly(t *testing.T) {
-	got := servedBy(readTestManifest(t).crds[0])
+	got := servedBy(readTestManifest(t, unturned{}).crds[0])
 	if len(got) != 1 || got[0].String() != "x.io/v1, Resource=things" {
 		t.Errorf("served: %v", got)
 	}
 }
 
 func TestControllerKeepsWhatItShipsWith(t *testing.T) {
-	s := &started{controller: controller{name: "x"}, manifest: readTestManifest(t)}
+	s := &started{controller: controller{name: "x"}, manifest: readTestManifest(t, unturned{})}
 	args, env := s.shipped()
 	if want := []string{"--leader-elect", "--feature-gates=A=true"}; !slices.Equal(args, want) {
 		t.Errorf("args = %q", args)
@@ -174,14 +227,14 @@ func TestControllerKeepsWhatItShipsWith(t *testing.T) {
 
 func TestManifestErrorsNameTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.yaml")
-	if _, err := readManifest(path, server{}); err == nil {
+	if _, err := readManifest(path, unturned{}); err == nil {
 		t.Error("no error for a missing file")
 	}
 	if err := os.WriteFile(path, []byte("kind: ValidatingWebhookConfiguration\nmetadata: {name: x}\nwebhooks: [{name: one}]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	want := "manifest " + path + ": ValidatingWebhookConfiguration x: webhook one has no clientConfig"
-	if _, err := readManifest(path, server{}); err == nil || err.Error() != want {
+	if _, err := readManifest(path, unturned{}); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
@@ -218,7 +271,10 @@ func TestBusyWhenMetricsCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := &Installed{scrapes: []scrape{{name: "gone", url: "http://" + loopback(port), client: (&started{}).client()}}}
+	read := func(ctx context.Context) ([]byte, error) {
+		return get(ctx, http.DefaultClient, "http://"+loopback(port))
+	}
+	i := &Installed{scrapes: []scrape{{"gone", read}}}
 	busy, err := i.Busy(t.Context())
 	if err != nil || len(busy) != 1 {
 		t.Errorf("Busy = %q, %v; want one controller that can't be asked", busy, err)

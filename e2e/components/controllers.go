@@ -2,55 +2,68 @@ package components
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cozystack.io/upgrade-e2e/e2e/cluster"
-	"cozystack.io/upgrade-e2e/e2e/process"
 )
 
-// startBound is how long a controller may take until it is ready.
-const startBound = 2 * time.Minute
+// startBound is how long a controller may take until it is ready. As a pod, on a busy machine, it takes a minute.
+const startBound = 4 * time.Minute
 
-// controller is a program that runs as a process.
+// controller is a program that is a component.
 type controller struct {
 	name     string                 // of the program
 	installs string                 // name of its manifest
 	account  cluster.ServiceAccount // used where the manifest has no Deployment
 	flags    func(settings) []string
-	serves   bool                  // webhooks, on settings.webhook
-	scheme   string                // of /metrics on settings.metrics; "" for none
-	ready    string                // URL path that answers 200 …
-	says     string                // … and holds this text once the controller works
-	readyOn  func(settings) string // scheme and address of ready
+	inPod    ports                   // that its manifest counts on
+	serves   bool                    // webhooks, on settings.webhook
+	scraped  func(settings) endpoint // its metrics; nil for none
+	ready    func(settings) endpoint // answers 200 …
+	says     string                  // … and this text once the controller works
 }
 
-// settings are what a controller's flags are made of. All ports are free ones
-// on 127.0.0.1.
+// ports are where a controller listens; 0 where it does not.
+type ports struct{ webhook, metrics, health int }
+
+// settings are what a controller's flags are made of.
 type settings struct {
-	webhook, metrics, health int
-	certs                    string // folder with tls.crt, tls.key
-	kubeconfig               string
-	version                  string // of the program
+	ports
+	listen     string // address of all ports
+	certs      string // folder with tls.crt, tls.key
+	kubeconfig string // "": that of a pod
+	version    string // of the program
 }
 
-func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+func (s settings) at(port int) string { return net.JoinHostPort(s.listen, strconv.Itoa(port)) }
 
-func onHealth(s settings) string  { return "http://" + loopback(s.health) }
-func onWebhook(s settings) string { return "https://" + loopback(s.webhook) }
-func onMetrics(s settings) string { return "https://" + loopback(s.metrics) }
+// endpoint is a URL path of one of a controller's servers.
+type endpoint struct {
+	scheme string
+	port   int
+	path   string
+}
+
+func onHealth(path string) func(settings) endpoint {
+	return func(s settings) endpoint { return endpoint{"http", s.health, path} }
+}
+
+func onWebhook(path string) func(settings) endpoint {
+	return func(s settings) endpoint { return endpoint{"https", s.webhook, path} }
+}
+
+func onMetrics(scheme, path string) func(settings) endpoint {
+	return func(s settings) endpoint { return endpoint{scheme, s.metrics, path} }
+}
 
 // controllers lists the real controllers. Their flags are added to those of the
 // Deployment that they ship with, and win over them.
@@ -62,67 +75,67 @@ func controllers(o Options) []controller {
 	const single = "--leader-elect=false"
 	return []controller{
 		{
-			name: o.HelmController, installs: "helm-controller", scheme: "http",
-			ready: "/readyz", readyOn: onHealth,
+			name: o.HelmController, installs: "helm-controller",
+			inPod: ports{metrics: 8080, health: 9440}, scraped: onMetrics("http", "/metrics"), ready: onHealth("/readyz"),
 			flags: func(s settings) []string {
 				return []string{
 					"--enable-leader-election=false", "--events-addr=",
-					"--metrics-addr=" + loopback(s.metrics), "--health-addr=" + loopback(s.health),
+					"--metrics-addr=" + s.at(s.metrics), "--health-addr=" + s.at(s.health),
 					"--concurrent=8", "--requeue-dependency=5s",
 					"--kube-api-qps=500", "--kube-api-burst=1000",
 				}
 			},
 		},
 		{
-			name: "cluster-api", installs: "cluster-api", serves: true, scheme: "http",
-			ready: "/readyz", readyOn: onHealth,
+			name: "cluster-api", installs: "cluster-api", serves: true,
+			inPod: ports{webhook: 9443, metrics: 8443, health: 9440}, scraped: onMetrics("http", "/metrics"), ready: onHealth("/readyz"),
 			flags: func(s settings) []string {
 				return []string{
 					single, "--webhook-port=" + strconv.Itoa(s.webhook), "--webhook-cert-dir=" + s.certs,
-					"--diagnostics-address=" + loopback(s.metrics), "--insecure-diagnostics=true",
-					"--health-addr=" + loopback(s.health),
+					"--diagnostics-address=" + s.at(s.metrics), "--insecure-diagnostics=true",
+					"--health-addr=" + s.at(s.health),
 					"--kube-api-qps=200", "--kube-api-burst=400",
 				}
 			},
 		},
 		{
-			name: "cluster-api-provider-kubevirt", installs: "cluster-api-provider-kubevirt", serves: true, scheme: "http",
-			ready: "/readyz", readyOn: onHealth,
+			name: "cluster-api-provider-kubevirt", installs: "cluster-api-provider-kubevirt", serves: true,
+			inPod: ports{webhook: 9443, metrics: 8080, health: 9440}, scraped: onMetrics("http", "/metrics"), ready: onHealth("/readyz"),
 			flags: func(s settings) []string {
 				return []string{
 					single, "--webhook-port=" + strconv.Itoa(s.webhook), "--webhook-cert-dir=" + s.certs,
-					"--metrics-bind-addr=" + loopback(s.metrics), "--health-addr=" + loopback(s.health),
+					"--metrics-bind-addr=" + s.at(s.metrics), "--health-addr=" + s.at(s.health),
 				}
 			},
 		},
 		{
-			name: "cluster-api-bootstrap-provider-talos", installs: "cluster-api-bootstrap-provider-talos", serves: true, scheme: "http",
-			ready: "/readyz", readyOn: onHealth,
+			name: "cluster-api-bootstrap-provider-talos", installs: "cluster-api-bootstrap-provider-talos", serves: true,
+			inPod: ports{webhook: 9443, metrics: 8443, health: 9440}, scraped: onMetrics("http", "/metrics"), ready: onHealth("/readyz"),
 			flags: func(s settings) []string {
 				return []string{
 					"--enable-leader-election=false", "--webhook-port=" + strconv.Itoa(s.webhook), "--webhook-cert-dir=" + s.certs,
-					"--diagnostics-address=" + loopback(s.metrics), "--insecure-diagnostics=true",
-					"--health-addr=" + loopback(s.health),
+					"--diagnostics-address=" + s.at(s.metrics), "--insecure-diagnostics=true",
+					"--health-addr=" + s.at(s.health),
 				}
 			},
 		},
 		{
 			name: "virt-api", installs: "kubevirt", account: kubevirt("kubevirt-apiserver"), serves: true,
-			ready: "/healthz", readyOn: onWebhook,
+			inPod: ports{webhook: 8443}, ready: onWebhook("/healthz"),
 			flags: func(s settings) []string {
 				return []string{
-					"--kubeconfig=" + s.kubeconfig, "--listen=127.0.0.1", "--port=" + strconv.Itoa(s.webhook),
+					"--kubeconfig=" + s.kubeconfig, "--listen=" + s.listen, "--port=" + strconv.Itoa(s.webhook),
 					"--tls-cert-file=" + filepath.Join(s.certs, "tls.crt"), "--tls-key-file=" + filepath.Join(s.certs, "tls.key"),
 					"--handler-cert-file=" + filepath.Join(s.certs, "tls.crt"), "--handler-key-file=" + filepath.Join(s.certs, "tls.key"),
 				}
 			},
 		},
 		{
-			name: "virt-controller", installs: "kubevirt", account: kubevirt("kubevirt-controller"), scheme: "https",
-			ready: "/leader", says: `"true"`, readyOn: onMetrics,
+			name: "virt-controller", installs: "kubevirt", account: kubevirt("kubevirt-controller"),
+			inPod: ports{metrics: 8443}, scraped: onMetrics("https", "/metrics"), ready: onMetrics("https", "/leader"), says: `"true"`,
 			flags: func(s settings) []string {
 				return []string{
-					"--kubeconfig=" + s.kubeconfig, "--listen=127.0.0.1", "--port=" + strconv.Itoa(s.metrics),
+					"--kubeconfig=" + s.kubeconfig, "--listen=" + s.listen, "--port=" + strconv.Itoa(s.metrics),
 					"--prom-cert-file=" + filepath.Join(s.certs, "tls.crt"), "--prom-key-file=" + filepath.Join(s.certs, "tls.key"),
 					"--launcher-image=virt-launcher:" + s.version, "--exporter-image=virt-exportserver:" + s.version,
 				}
@@ -136,137 +149,67 @@ type started struct {
 	controller
 	settings
 	manifest *manifest
-	account  cluster.ServiceAccount
-	process  *process.Process
-	roots    *x509.CertPool
 }
 
-// prepare picks ports, issues the certificate and reads the manifest.
-func (in *installer) prepare(c controller) (*started, error) {
-	s := &started{controller: c, account: c.account, roots: x509.NewCertPool()}
-	s.roots.AppendCertsFromPEM(in.ca.PEM())
-	for _, port := range []*int{&s.webhook, &s.metrics, &s.health} {
-		var err error
-		if *port, err = process.FreePort(); err != nil {
-			return nil, err
-		}
-	}
-	host := "127.0.0.1"
-	if e, ok := in.cluster.(exposer); ok && c.serves {
-		var err error
-		if host, err = e.Expose(s.webhook); err != nil {
-			return nil, err
-		}
-	}
-	s.certs = in.run.State("certs", c.name)
-	if err := in.ca.WriteServing(s.certs, host, "virt-api.kubevirt.svc"); err != nil {
-		return nil, err
-	}
-	s.version = in.programs.Version(c.name)
-	var err error
-	s.manifest, err = readManifest(in.programs.Manifest(c.installs), server{host: host, port: s.webhook, ca: in.ca.PEM()})
-	if err != nil {
-		return nil, err
-	}
-	if d := s.manifest.deployment; d != nil {
-		s.account = cluster.ServiceAccount{Namespace: d.Namespace, Name: d.Spec.Template.Spec.ServiceAccountName}
-		if s.account.Name == "" {
-			s.account.Name = "default"
-		}
-	}
-	return s, nil
-}
-
-// start starts the controller under the identity that it ships with.
-func (s *started) start(ctx context.Context, in *installer) error {
-	var err error
-	if s.kubeconfig, err = in.cluster.Kubeconfig(ctx, s.account); err != nil {
-		return err
-	}
-	home := in.run.State("home", s.name)
-	if err := os.MkdirAll(home, 0o700); err != nil {
-		return fmt.Errorf("start %s: %w", s.name, err)
-	}
-	args, env := s.shipped()
-	s.process, err = in.run.Start(ctx, process.Spec{
-		Name: s.name, Path: in.programs.Path(s.name), Dir: home,
-		Args: append(args, s.flags(s.settings)...),
-		Env:  append(env, "KUBECONFIG="+s.kubeconfig, "HOME="+home, "TMPDIR="+home),
-		// KubeVirt's exit by design when CDI appears, all when they lose the API server.
-		Restart: true,
-	})
-	return err
-}
-
-// shipped are the arguments and the environment of the Deployment that the
-// controller ships with.
-func (s *started) shipped() (args, env []string) {
+// identity is that of the Deployment which the controller ships with.
+func (s *started) identity() cluster.ServiceAccount {
 	d := s.manifest.deployment
 	if d == nil {
-		return nil, nil
+		return s.account
 	}
-	container := d.Spec.Template.Spec.Containers[0]
-	for _, v := range container.Env {
-		value := v.Value
-		if from := v.ValueFrom; from != nil && from.FieldRef != nil {
-			value = podField(from.FieldRef, d.Namespace, s.name)
-		}
-		env = append(env, v.Name+"="+value)
+	name := d.Spec.Template.Spec.ServiceAccountName
+	if name == "" {
+		name = "default"
 	}
-	return append([]string{}, container.Args...), env
+	return cluster.ServiceAccount{Namespace: d.Namespace, Name: name}
 }
 
-func podField(ref *corev1.ObjectFieldSelector, namespace, name string) string {
-	switch ref.FieldPath {
-	case "metadata.namespace":
-		return namespace
-	case "metadata.name":
-		return name
-	}
-	return ""
+// host is where the controllers run.
+type host interface {
+	// prepare chooses where c listens, and reads its manifest, turned to there.
+	prepare(c controller) (*started, error)
+	// start starts it under the identity that it ships with.
+	start(ctx context.Context, s *started) error
+	// serving is an error as long as the API server would not reach what s serves.
+	serving(ctx context.Context, s *started) error
+	// get reads from one of its servers.
+	get(ctx context.Context, s *started, e endpoint) ([]byte, error)
+	// condition tells how it fares, for the error of one that does not get ready.
+	condition(ctx context.Context, s *started) string
+	// as says as what controllers run, with an article.
+	as() string
+	// pause is the time between two looks at one that is starting.
+	pause() time.Duration
 }
 
 // wait returns once the controller says that it works and its webhooks answer.
-func (s *started) wait(ctx context.Context) error {
+func (s *started) wait(ctx context.Context, on host) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, startBound, true, func(ctx context.Context) (bool, error) {
-		last = s.isReady(ctx)
+	err := wait.PollUntilContextTimeout(ctx, on.pause(), startBound, true, func(ctx context.Context) (bool, error) {
+		last = s.isReady(ctx, on)
 		return last == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("%s is not ready: %w (%w); it was restarted %d times; see %s",
-			s.name, last, err, s.process.Restarts(), s.process.Log())
+		return fmt.Errorf("%s is not ready: %w (%w); %s", s.name, last, err, on.condition(context.WithoutCancel(ctx), s))
 	}
 	return nil
 }
 
-func (s *started) isReady(ctx context.Context) error {
+func (s *started) isReady(ctx context.Context, on host) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if s.serves {
-		dialer := tls.Dialer{Config: &tls.Config{RootCAs: s.roots, ServerName: "127.0.0.1"}}
-		conn, err := dialer.DialContext(ctx, "tcp", loopback(s.webhook))
-		if err != nil {
-			return fmt.Errorf("webhooks: %w", err)
-		}
-		_ = conn.Close()
+	if err := on.serving(ctx, s); err != nil {
+		return err
 	}
-	body, err := get(ctx, s.client(), s.readyOn(s.settings)+s.ready)
+	e := s.ready(s.settings)
+	body, err := on.get(ctx, s, e)
 	if err != nil {
 		return err
 	}
 	if !strings.Contains(string(body), s.says) {
-		return fmt.Errorf("%s says %s", s.ready, body)
+		return fmt.Errorf("%s says %s", e.path, body)
 	}
 	return nil
-}
-
-// client trusts the run's authority.
-func (s *started) client() *http.Client {
-	return &http.Client{
-		Timeout:   5 * time.Second,
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.roots}, DisableKeepAlives: true},
-	}
 }
 
 func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {

@@ -1,7 +1,7 @@
 // Package components puts on a cluster what Cozystack's tenants run on: Flux's
 // helm-controller, Cluster API with its KubeVirt and Talos providers, KubeVirt,
-// and stand-ins for what can't be had. Each controller is a process with the
-// ServiceAccount and the rights that it ships with.
+// and stand-ins for what can't be had. Each controller is a pod, or without real
+// nodes a process, with the ServiceAccount and the rights that it ships with.
 package components
 
 import (
@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
@@ -70,8 +71,9 @@ type Installed struct {
 // etcd is a provider whose etcd can be shared by the tenants' API server.
 type etcd interface{ EtcdURL() string }
 
-// exposer is a provider whose API server is not on this machine's loopback: it
-// reaches a port there once that is exposed, at the host that comes back.
+// exposer is a provider whose API server and pods are not on this machine's
+// loopback: they reach a port there once that is exposed, at the host that comes
+// back.
 type exposer interface {
 	Expose(port int) (host string, err error)
 }
@@ -85,8 +87,8 @@ type shared interface {
 }
 
 // Install installs all components and returns once each of them works. The
-// controllers are processes of the cluster's run and end with it; the stand-ins
-// end with ctx. An object that is there already is brought to what it should be.
+// controllers end with the cluster's run; the stand-ins end with ctx. On a
+// provider with nodes the controllers are pods there, else processes. An object that is there already is brought to what it should be.
 func Install(ctx context.Context, c cluster.Provider, programs cluster.Programs, o Options) (*Installed, error) {
 	if o.HelmController == "" {
 		o.HelmController = "helm-controller"
@@ -111,6 +113,7 @@ type installer struct {
 	client   client.Client
 	ca       *cluster.Authority
 
+	host        host
 	controllers []*started
 	kinds       []*manifest // of components that have no program here
 	found       []string    // components that were on the cluster before
@@ -134,6 +137,9 @@ func (in *installer) install(ctx context.Context) (*Installed, error) {
 		return nil, err
 	}
 	if in.ca, err = cluster.NewAuthority("components"); err != nil {
+		return nil, err
+	}
+	if in.host, err = in.chooseHost(); err != nil {
 		return nil, err
 	}
 	if err := in.step("read manifests", func() error { return in.read() }); err != nil {
@@ -173,6 +179,15 @@ func (in *installer) install(ctx context.Context) (*Installed, error) {
 	return installed, err
 }
 
+func (in *installer) chooseHost() (host, error) {
+	n, ok := in.cluster.(nodes)
+	if !ok {
+		return processes{in}, nil
+	}
+	api, err := kubernetes.NewForConfig(in.config)
+	return pods{in, n, api}, err
+}
+
 func (in *installer) step(name string, do func() error) error {
 	began := time.Now()
 	if err := do(); err != nil {
@@ -194,13 +209,13 @@ func (in *installer) read() error {
 	var g errgroup.Group
 	for i, c := range all {
 		g.Go(func() (err error) {
-			in.controllers[i], err = in.prepare(c)
+			in.controllers[i], err = in.host.prepare(c)
 			return err
 		})
 	}
 	for i, name := range kindsOnly() {
 		g.Go(func() (err error) {
-			in.kinds[i], err = readManifest(in.programs.Manifest(name), server{})
+			in.kinds[i], err = readManifest(in.programs.Manifest(name), byService{})
 			return err
 		})
 	}
@@ -386,10 +401,10 @@ func (in *installer) startControllers(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for _, c := range in.controllers {
 		g.Go(func() error {
-			if err := c.start(gctx, in); err != nil {
+			if err := in.host.start(gctx, c); err != nil {
 				return err
 			}
-			if err := c.wait(gctx); err != nil {
+			if err := c.wait(gctx, in.host); err != nil {
 				return err
 			}
 			return in.aggregate(gctx, c)
@@ -474,7 +489,7 @@ func (in *installer) fidelity() []Fidelity {
 		rows = append(rows, Fidelity{Component: name, Version: in.programs.Version(name), Real: true, Why: how})
 	}
 	for _, c := range in.controllers {
-		rows = append(rows, Fidelity{Component: c.name, Version: c.version, Real: true, Why: "as a process, as " + c.account.String()})
+		rows = append(rows, Fidelity{Component: c.name, Version: c.version, Real: true, Why: "as " + in.host.as() + ", as " + c.identity().String()})
 	}
 	for _, name := range in.found {
 		rows = append(rows, Fidelity{Component: name, Real: true, Why: "as it was there, with its own metrics, which are not looked at"})
@@ -498,8 +513,8 @@ func (in *installer) fidelity() []Fidelity {
 func (in *installer) scrapes() ([]scrape, error) {
 	var all []scrape
 	for _, c := range in.controllers {
-		if c.scheme != "" {
-			all = append(all, scrape{name: c.name, client: c.client(), url: c.scheme + "://" + loopback(c.metrics) + "/metrics"})
+		if c.scraped != nil {
+			all = append(all, scrape{c.name, func(ctx context.Context) ([]byte, error) { return in.host.get(ctx, c, c.scraped(c.settings)) }})
 		}
 	}
 	if m, ok := in.cluster.(interface {
@@ -509,7 +524,7 @@ func (in *installer) scrapes() ([]scrape, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, scrape{name: "kube-controller-manager", client: client, url: url})
+		all = append(all, scrape{"kube-controller-manager", func(ctx context.Context) ([]byte, error) { return get(ctx, client, url) }})
 	}
 	return all, nil
 }

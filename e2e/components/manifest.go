@@ -27,18 +27,33 @@ type manifest struct {
 	deployment *appsv1.Deployment // nil when the manifest has none
 }
 
-// server is where the API server reaches a component's webhooks and aggregated
-// APIs, and the authority of its certificate.
-type server struct {
-	host string // an address, or a name that resolves without a cluster
+// route is how the API server reaches a component's webhooks and aggregated
+// APIs. Its methods change what a manifest says of it.
+type route interface {
+	// webhook turns the clientConfig of a webhook or a conversion, which names a Service.
+	webhook(clientConfig map[string]any) error
+	// aggregated turns the spec of an APIService that names a Service.
+	aggregated(spec map[string]any) error
+	service(u *unstructured.Unstructured) error
+}
+
+// byService leaves the way as it is, over real Services to pods, and says whom
+// to trust there, as cert-manager would.
+type byService struct {
+	ca []byte // PEM
+}
+
+// byURL leads to a process of this machine.
+type byURL struct {
+	host string // address of this machine, as the API server sees it
 	port int
 	ca   []byte // PEM
 }
 
 // readManifest reads the YAML documents of the file at path and turns its
-// webhooks, conversions and aggregated APIs towards s. What only works inside
-// of pods (Deployments, cert-manager's certificates) is left out.
-func readManifest(path string, s server) (*manifest, error) {
+// webhooks, conversions and aggregated APIs by r. cert-manager's certificates are
+// left out.
+func readManifest(path string, r route) (*manifest, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read manifest: %w", err)
@@ -60,13 +75,13 @@ func readManifest(path string, s server) (*manifest, error) {
 		if len(u.Object) == 0 {
 			continue
 		}
-		if err := m.add(u, s); err != nil {
+		if err := m.add(u, r); err != nil {
 			return nil, fmt.Errorf("manifest %s: %s %s: %w", path, u.GetKind(), u.GetName(), err)
 		}
 	}
 }
 
-func (m *manifest) add(u *unstructured.Unstructured, s server) error {
+func (m *manifest) add(u *unstructured.Unstructured, r route) error {
 	switch kind := u.GroupVersionKind().GroupKind(); {
 	case kind.Group == "cert-manager.io":
 		// The run issues the certificates itself.
@@ -78,41 +93,74 @@ func (m *manifest) add(u *unstructured.Unstructured, s server) error {
 	case kind.Kind == "CustomResourceDefinition":
 		m.crds = append(m.crds, u)
 		dropDescriptions(u)
-		return s.serveConversion(u)
+		return turnConversion(u, r)
 	case kind.Kind == "APIService":
 		m.services = append(m.services, u)
-		return s.serveAPI(u)
+		return turnAPI(u, r)
 	case kind == schema.GroupKind{Kind: "Service"}:
 		m.others = append(m.others, u)
-		return s.externalName(u)
+		return r.service(u)
 	case strings.HasSuffix(kind.Kind, "WebhookConfiguration"):
 		m.others = append(m.others, u)
-		return s.serveWebhooks(u)
+		return turnWebhooks(u, r)
 	default:
 		m.others = append(m.others, u)
 	}
 	return nil
 }
 
-func (s server) caBundle() string { return base64.StdEncoding.EncodeToString(s.ca) }
+func bundle(ca []byte) string { return base64.StdEncoding.EncodeToString(ca) }
 
-// byURL turns a webhook's clientConfig from its Service to the URL of s.
-func (s server) byURL(clientConfig map[string]any) error {
-	service, ok, err := unstructured.NestedMap(clientConfig, "service")
-	if err != nil || !ok {
-		return err
-	}
-	path, _, err := unstructured.NestedString(service, "path")
+func (r byService) webhook(clientConfig map[string]any) error {
+	clientConfig["caBundle"] = bundle(r.ca)
+	return nil
+}
+
+func (r byService) aggregated(spec map[string]any) error {
+	spec["caBundle"] = bundle(r.ca)
+	return nil
+}
+
+func (r byService) service(*unstructured.Unstructured) error { return nil }
+
+func (r byURL) webhook(clientConfig map[string]any) error {
+	path, _, err := unstructured.NestedString(clientConfig, "service", "path")
 	if err != nil {
 		return err
 	}
 	delete(clientConfig, "service")
-	clientConfig["url"] = fmt.Sprintf("https://%s:%d/%s", s.host, s.port, strings.TrimPrefix(path, "/"))
-	clientConfig["caBundle"] = s.caBundle()
+	clientConfig["url"] = fmt.Sprintf("https://%s:%d/%s", r.host, r.port, strings.TrimPrefix(path, "/"))
+	clientConfig["caBundle"] = bundle(r.ca)
 	return nil
 }
 
-func (s server) serveWebhooks(u *unstructured.Unstructured) error {
+// aggregated names the port of the Service; its address comes from the Service.
+func (r byURL) aggregated(spec map[string]any) error {
+	spec["caBundle"] = bundle(r.ca)
+	return unstructured.SetNestedField(spec, int64(r.port), "service", "port")
+}
+
+// service makes a Service a name for this machine, since there are no endpoints
+// and nobody who would route to them.
+func (r byURL) service(u *unstructured.Unstructured) error {
+	name := r.host
+	if name == "127.0.0.1" {
+		name = "localhost" // an address of loopback is refused
+	}
+	return unstructured.SetNestedMap(u.Object, map[string]any{
+		"type": string(corev1.ServiceTypeExternalName), "externalName": name,
+	}, "spec")
+}
+
+// turnClient turns a clientConfig unless it goes by URL.
+func turnClient(clientConfig map[string]any, r route) error {
+	if clientConfig["service"] == nil {
+		return nil
+	}
+	return r.webhook(clientConfig)
+}
+
+func turnWebhooks(u *unstructured.Unstructured, r route) error {
 	webhooks, _, err := unstructured.NestedFieldNoCopy(u.Object, "webhooks")
 	if err != nil {
 		return err
@@ -124,14 +172,14 @@ func (s server) serveWebhooks(u *unstructured.Unstructured) error {
 		if !ok {
 			return fmt.Errorf("webhook %v has no clientConfig", webhook["name"])
 		}
-		if err := s.byURL(clientConfig); err != nil {
+		if err := turnClient(clientConfig, r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s server) serveConversion(u *unstructured.Unstructured) error {
+func turnConversion(u *unstructured.Unstructured, r route) error {
 	clientConfig, ok, err := unstructured.NestedFieldNoCopy(u.Object, "spec", "conversion", "webhook", "clientConfig")
 	if err != nil || !ok {
 		return err
@@ -140,33 +188,18 @@ func (s server) serveConversion(u *unstructured.Unstructured) error {
 	if !ok {
 		return fmt.Errorf("spec.conversion.webhook.clientConfig is a %T", clientConfig)
 	}
-	return s.byURL(m)
+	return turnClient(m, r)
 }
 
-// serveAPI names the port of an aggregated API's Service; its address comes from
-// externalName.
-func (s server) serveAPI(u *unstructured.Unstructured) error {
-	service, ok, err := unstructured.NestedFieldNoCopy(u.Object, "spec", "service")
-	if err != nil || !ok {
+func turnAPI(u *unstructured.Unstructured, r route) error {
+	spec, _, err := unstructured.NestedFieldNoCopy(u.Object, "spec")
+	if err != nil {
 		return err
 	}
-	if m, ok := service.(map[string]any); ok && m != nil {
-		m["port"] = int64(s.port)
-		return unstructured.SetNestedField(u.Object, s.caBundle(), "spec", "caBundle")
+	if m, ok := spec.(map[string]any); ok && m["service"] != nil {
+		return r.aggregated(m)
 	}
 	return nil
-}
-
-// externalName makes a Service a name for this machine, since there are no
-// endpoints and nobody who would route to them.
-func (s server) externalName(u *unstructured.Unstructured) error {
-	name := s.host
-	if name == "127.0.0.1" {
-		name = "localhost"
-	}
-	return unstructured.SetNestedMap(u.Object, map[string]any{
-		"type": string(corev1.ServiceTypeExternalName), "externalName": name,
-	}, "spec")
 }
 
 // dropDescriptions takes the documentation out of a CRD's schemas. It has no

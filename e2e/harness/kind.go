@@ -105,6 +105,16 @@ func (r *run) watchNodes(ctx context.Context) {
 	}
 }
 
+// expose lets pods of a cluster with nodes reach a port of this machine's loopback; nil for a cluster without.
+func expose(c cluster.Provider) func(port int) (host string, err error) {
+	if e, ok := c.(interface {
+		Expose(port int) (host string, err error)
+	}); ok {
+		return e.Expose
+	}
+	return nil
+}
+
 // loader is a cluster with nodes that run images.
 type loader interface {
 	Load(ctx context.Context, archive string, as map[string]string) error

@@ -263,7 +263,7 @@ func (r *run) boot(ctx context.Context) error {
 		return err
 	}
 	r.watchNodes(ctx)
-	charts, err := platform.ServeArtifacts(ctx)
+	charts, err := platform.ServeArtifacts(ctx, expose(r.cluster))
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"cozystack.io/upgrade-e2e/e2e/programs"
 )
 
 const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,7 +30,8 @@ func (b *builder) installPrograms(context.Context) error {
 	return os.WriteFile(filepath.Join(b.rootfs, "kind/version"), []byte(b.programs.Version("kubelet")+"\n"), 0o644)
 }
 
-// componentImages puts into the node's containerd an image for each that kubeadm asks for, and for the sandboxes of pods.
+// componentImages puts into the node's containerd an image for each that kubeadm asks for, for the sandboxes of pods, and
+// for each controller.
 func (b *builder) componentImages(ctx context.Context) error {
 	out, err := run(ctx, b.programs.Path("kubeadm"), "config", "images", "list", "--kubernetes-version", b.programs.Version("kubeadm"))
 	if err != nil {
@@ -45,6 +48,15 @@ func (b *builder) componentImages(ctx context.Context) error {
 			return fmt.Errorf("kubeadm says %q: %w", text, err)
 		}
 		if images[ref], err = b.component(path.Base(ref.Context().RepositoryStr())); err != nil {
+			return fmt.Errorf("image %s: %w", ref, err)
+		}
+	}
+	for _, program := range programs.Controllers() {
+		ref, err := name.NewTag(b.programs.Image(program))
+		if err != nil {
+			return fmt.Errorf("image of %s: %w", program, err)
+		}
+		if images[ref], err = controller(program, b.programs.Path(program)); err != nil {
 			return fmt.Errorf("image %s: %w", ref, err)
 		}
 	}
@@ -92,6 +104,15 @@ func (b *builder) component(program string) (v1.Image, error) {
 	}
 	t.file("usr/local/bin/"+program, b.programs.Path(program))
 	return t.image(v1.Config{Env: []string{searchPath}, Entrypoint: entrypoint})
+}
+
+// controller is the image of a program that runs as a pod: the program and nothing else, under its own name and the one by
+// which Cluster API's Deployments call it. Like the images that those name, it is not root's.
+func controller(program, path string) (v1.Image, error) {
+	t := newTree()
+	t.file(program, path)
+	t.link("manager", program)
+	return t.image(v1.Config{Entrypoint: []string{"/" + program}, User: "65532:65532"})
 }
 
 // hookImage writes what the images of platforms' hooks are built on: a shell with what scripts use, kubectl and jq.

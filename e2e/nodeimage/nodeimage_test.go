@@ -252,3 +252,23 @@ func TestSandboxIsContainerds(t *testing.T) {
 		}
 	}
 }
+
+func TestControllerIsTheProgramAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "built")
+	write(t, path, "program", 0o755)
+	image, err := controller("x-controller", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := content(t, image)
+	if len(got) != 2 || got["x-controller"] != "program" || got["manager"] != "-> x-controller" {
+		t.Errorf("the image holds %v", got)
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(config.Config.Entrypoint, []string{"/x-controller"}) || config.Config.User != "65532:65532" {
+		t.Errorf("config %+v", config.Config)
+	}
+}

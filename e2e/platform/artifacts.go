@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ var externalArtifacts = schema.GroupVersionResource{Group: "source.toolkit.fluxc
 // publisherLabel marks the ExternalArtifacts that a run made, so that those of charts which a version has no more go.
 const publisherLabel = "upgrade-e2e.cozystack.io/publisher"
 
-// ArtifactServer serves packed charts over HTTP on loopback. Archives of earlier versions stay: a controller may still
+// ArtifactServer serves packed charts over HTTP. Archives of earlier versions stay: a controller may still
 // be fetching one.
 type ArtifactServer struct {
 	url   string
@@ -38,13 +39,21 @@ type ArtifactServer struct {
 	files map[string][]byte
 }
 
-// ServeArtifacts listens on a free port of 127.0.0.1 until ctx ends.
-func ServeArtifacts(ctx context.Context) (*ArtifactServer, error) {
+// ServeArtifacts listens on a free port of 127.0.0.1 until ctx ends. Where helm-controller is not on this machine, expose lets
+// it reach a port of 127.0.0.1, at the host that it returns; nil otherwise.
+func ServeArtifacts(ctx context.Context, expose func(port int) (host string, err error)) (*ArtifactServer, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("artifact server: %w", err)
 	}
-	s := &ArtifactServer{url: "http://" + l.Addr().String(), files: map[string][]byte{}}
+	at := l.Addr().(*net.TCPAddr)
+	host := at.IP.String()
+	if expose != nil {
+		if host, err = expose(at.Port); err != nil {
+			return nil, errors.Join(fmt.Errorf("artifact server: %w", err), l.Close())
+		}
+	}
+	s := &ArtifactServer{url: "http://" + net.JoinHostPort(host, strconv.Itoa(at.Port)), files: map[string][]byte{}}
 	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second}
 	go server.Serve(l)
 	context.AfterFunc(ctx, func() { server.Close() })

@@ -62,7 +62,7 @@ func boot(t *testing.T) *Env {
 	if _, err := c.Create(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	charts, err := ServeArtifacts(t.Context())
+	charts, err := ServeArtifacts(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

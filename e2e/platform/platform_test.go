@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -568,9 +569,25 @@ func TestCheckUpgrade(t *testing.T) {
 	}
 }
 
+func TestArtifactsAreExposed(t *testing.T) {
+	exposed := 0
+	s, err := ServeArtifacts(t.Context(), func(port int) (string, error) { exposed = port; return "192.0.2.1", nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, url := s.add(load(t, testTree(t)).Charts[0])
+	if want := fmt.Sprintf("http://192.0.2.1:%d/", exposed); exposed == 0 || !strings.HasPrefix(url, want) {
+		t.Errorf("URL %s, want %s…", url, want)
+	}
+	_, err = ServeArtifacts(t.Context(), func(int) (string, error) { return "", errors.New("no way") })
+	if want := "artifact server: no way"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
 func TestArtifactServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := ServeArtifacts(ctx)
+	s, err := ServeArtifacts(ctx, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

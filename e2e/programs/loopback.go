@@ -16,9 +16,19 @@ const controllerRuntime = "sigs.k8s.io/controller-runtime"
 // setDefaults is where controller-runtime's webhook server fills in what nobody has set.
 const setDefaults = "func (o *Options) setDefaults() {\n"
 
+// WebhookHost is the environment variable that names the address on which such a server listens where it is not loopback,
+// as in a pod.
+const WebhookHost = "UPGRADE_E2E_WEBHOOK_HOST"
+
 // listenLocally goes in behind it. A webhook server listens on every address of the machine, and the controllers that
 // use it have a flag for its port, but none for its host.
-const listenLocally = setDefaults + "\tif o.Host == \"\" {\n\t\to.Host = \"127.0.0.1\"\n\t}\n"
+const listenLocally = setDefaults + `	if o.Host == "" {
+		o.Host = "127.0.0.1"
+		if host := os.Getenv("` + WebhookHost + `"); host != "" {
+			o.Host = host
+		}
+	}
+`
 
 // loopbackSource counts among the sources of what is built with it.
 //
@@ -34,7 +44,7 @@ func (t tool) patches() string {
 }
 
 // loopback returns the flag that makes a build take a copy of controller-runtime, in stage, whose webhook servers listen
-// on loopback alone.
+// on loopback alone unless WebhookHost says otherwise.
 func (b *builder) loopback(ctx context.Context, t tool, stage string, log io.Writer) (flag string, err error) {
 	dir, err := output(b.command(ctx, t, log, "go", "list", "-m", "-f", "{{.Dir}}", controllerRuntime))
 	if err != nil {

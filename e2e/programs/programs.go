@@ -30,6 +30,7 @@ type tool struct {
 	versions []string
 	optional bool // built only when its name is asked for
 	webhooks bool // serves webhooks by controller-runtime, which must listen on loopback
+	pods     bool // its programs run as pods where a cluster has nodes: a node image has an image of each
 	manifest *manifest
 }
 
@@ -65,7 +66,7 @@ func all() []tool {
 			versions: []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"},
 		},
 		{
-			folder: "kubevirt", module: "kubevirt.io/kubevirt",
+			folder: "kubevirt", pods: true, module: "kubevirt.io/kubevirt",
 			programs: []program{
 				{"virt-api", kubevirt + "virt-api"},
 				{"virt-controller", kubevirt + "virt-controller"},
@@ -74,29 +75,29 @@ func all() []tool {
 			manifest: &manifest{command: []string{"run", "./manifests"}},
 		},
 		{
-			folder: "cluster-api", webhooks: true, module: "sigs.k8s.io/cluster-api",
+			folder: "cluster-api", pods: true, webhooks: true, module: "sigs.k8s.io/cluster-api",
 			programs: []program{{"cluster-api", "sigs.k8s.io/cluster-api"}},
 			versions: []string{"sigs.k8s.io/cluster-api/version"},
 			manifest: &manifest{contract: "v1beta1"},
 		},
 		{
-			folder: "helm-controller", module: "github.com/fluxcd/helm-controller",
+			folder: "helm-controller", pods: true, module: "github.com/fluxcd/helm-controller",
 			programs: []program{{"helm-controller", "github.com/fluxcd/helm-controller"}},
 			manifest: &manifest{},
 		},
 		{
 			// The last release with Helm 3 inside; its API is the same.
-			folder: "helm-controller-helm3", module: "github.com/fluxcd/helm-controller",
+			folder: "helm-controller-helm3", pods: true, module: "github.com/fluxcd/helm-controller",
 			programs: []program{{"helm-controller-helm3", "github.com/fluxcd/helm-controller"}},
 			optional: true,
 		},
 		{
-			folder: "cluster-api-provider-kubevirt", webhooks: true, module: "sigs.k8s.io/cluster-api-provider-kubevirt",
+			folder: "cluster-api-provider-kubevirt", pods: true, webhooks: true, module: "sigs.k8s.io/cluster-api-provider-kubevirt",
 			programs: []program{{"cluster-api-provider-kubevirt", "sigs.k8s.io/cluster-api-provider-kubevirt"}},
 			manifest: &manifest{contract: "v1alpha1"},
 		},
 		{
-			folder: "cluster-api-bootstrap-provider-talos", webhooks: true, module: "github.com/siderolabs/cluster-api-bootstrap-provider-talos",
+			folder: "cluster-api-bootstrap-provider-talos", pods: true, webhooks: true, module: "github.com/siderolabs/cluster-api-bootstrap-provider-talos",
 			programs: []program{{"cluster-api-bootstrap-provider-talos", "github.com/siderolabs/cluster-api-bootstrap-provider-talos"}},
 			manifest: &manifest{contract: "v1alpha3"},
 		},
@@ -155,8 +156,26 @@ func wanted(tools []tool, extra []string) ([]tool, error) {
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(tools), func(t tool) bool {
-		return t.optional && !slices.Contains(extra, t.called())
+		return t.optional && !slices.Contains(extra, t.called()) && !(t.pods && slices.Contains(extra, NodeImage))
 	}), nil
+}
+
+// Controllers are the programs that run as pods where a cluster has nodes. A node image holds an image of each.
+func Controllers() []string {
+	var names []string
+	for _, t := range all() {
+		for _, p := range t.programs {
+			if t.pods {
+				names = append(names, p.name)
+			}
+		}
+	}
+	return names
+}
+
+// Image is the reference by which a node knows the image of a controller.
+func (p *Programs) Image(name string) string {
+	return "upgrade-e2e/" + name + ":" + strings.ReplaceAll(p.Version(name), "+", "_") // no tag holds a plus
 }
 
 func folders(tools []tool) []string {

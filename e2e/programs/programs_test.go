@@ -192,19 +192,33 @@ func TestKubebuilderAssetsAreUsedNotBuilt(t *testing.T) {
 }
 
 func TestOptionalProgramsOnlyByName(t *testing.T) {
-	tools := []tool{{folder: "always"}, {folder: "sometimes", optional: true}}
+	tools := []tool{{folder: "always"}, {folder: "sometimes", optional: true}, {folder: "coredns", name: NodeImage, optional: true},
+		{folder: "older", optional: true, pods: true}}
 	for _, c := range []struct {
 		extra []string
 		want  string
-	}{{nil, "always"}, {[]string{"sometimes"}, "always sometimes"}} {
+	}{{nil, "always"}, {[]string{"sometimes"}, "always sometimes"}, {[]string{NodeImage}, "always node-image older"}} {
 		got, err := wanted(tools, c.extra)
 		if err != nil || strings.Join(folders(got), " ") != c.want {
 			t.Errorf("wanted(%v) = %v, %v; want %s", c.extra, folders(got), err, c.want)
 		}
 	}
 	_, err := wanted(tools, []string{"never"})
-	if want := `tools: no program "never"; there are always, sometimes`; err == nil || err.Error() != want {
+	if want := `tools: no program "never"; there are always, sometimes, node-image, older`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestImageIsNamedAfterTheVersion(t *testing.T) {
+	p := &Programs{Dir: t.TempDir()}
+	if err := os.Mkdir(filepath.Join(p.Dir, ".stamps"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeStamp(p.Dir, "cluster-api", stamp{hash: "0", version: "v1.10.1+incompatible"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := p.Image("cluster-api"), "upgrade-e2e/cluster-api:v1.10.1_incompatible"; got != want {
+		t.Errorf("image %s, want %s", got, want)
 	}
 }
 

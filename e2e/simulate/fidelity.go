@@ -13,7 +13,7 @@ func Fidelity(realNodes bool) []FidelityRow {
 	if realNodes {
 		return append([]FidelityRow{{"nodes of VMs", "two nodes beside the real one, for no guest can run there: their pods run as soon as they are " +
 			"scheduled and do nothing; pods of Jobs run on the real node if it has their image, which is so for the platforms' own hooks, " +
-			"else as processes of this machine; controllers' webhooks are reached by the gateway of the nodes' network"}}, played()...)
+			"else as processes of this machine; pods reach the charts and the tenants' API, processes of this machine, by the gateway of the nodes' network"}}, played()...)
 	}
 	return append([]FidelityRow{
 		{"nodes, kubelet", "no machine has two of them with a container runtime: pods run as soon as they are scheduled and do nothing; " +

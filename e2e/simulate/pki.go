@@ -42,8 +42,12 @@ func newAuthority(name string) (*authority, error) {
 	return &authority{pair: pair{encode(crt.Raw), keyPEM}, cert: crt, key: key}, nil
 }
 
-func (a *authority) server(ip string) (*pair, error) {
-	return a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: ip}, IPAddresses: []net.IP{net.ParseIP(ip)},
+func (a *authority) server(addresses ...string) (*pair, error) {
+	var ips []net.IP
+	for _, address := range addresses {
+		ips = append(ips, net.ParseIP(address))
+	}
+	return a.sign(&x509.Certificate{Subject: pkix.Name{CommonName: addresses[0]}, IPAddresses: ips,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 }
 

@@ -56,7 +56,8 @@ type Options struct {
 	Entrypoint EntrypointFunc
 	// NudgeCAPK starts with nudging on, see Simulation.SetNudge.
 	NudgeCAPK bool
-	// Expose lets the API server reach a port of 127.0.0.1, at the host that it returns; nil where it is on this machine.
+	// Expose lets the API server and controllers reach a port of 127.0.0.1, at the host that it returns; nil where they are
+	// on this machine.
 	Expose func(port int) (host string, err error)
 	// Download tells how importers fare with an image; nil means that all succeed.
 	Download func(url string) Download
@@ -273,7 +274,7 @@ func installKinds(ctx context.Context, config *rest.Config) error {
 			return fmt.Errorf("create CRD %s: %w", crd.Name, err)
 		}
 	}
-	options := envtest.CRDInstallOptions{PollInterval: 50 * time.Millisecond, MaxTime: 30 * time.Second}
+	options := envtest.CRDInstallOptions{PollInterval: 50 * time.Millisecond, MaxTime: 2 * time.Minute} // beside a cluster that starts
 	if err := envtest.WaitForCRDs(config, list, options); err != nil {
 		return fmt.Errorf("wait for the stand-ins' CRDs to be served: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -27,7 +28,7 @@ import (
 // which holds that name, and maps node events back by the cluster that a node is annotated with.
 type tenantAPI struct {
 	config     *rest.Config
-	kubeconfig []byte
+	kubeconfig []byte // the tenants', for controllers wherever they run
 	ca         *authority
 	spec       process.Spec
 	processes  *process.Run
@@ -50,7 +51,13 @@ func newTenantAPI(o Options) (*tenantAPI, error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := ca.server("127.0.0.1")
+	host := "127.0.0.1"
+	if o.Expose != nil {
+		if host, err = o.Expose(port); err != nil {
+			return nil, fmt.Errorf("tenant API: %w", err)
+		}
+	}
+	server, err := ca.server("127.0.0.1", host)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +75,9 @@ func newTenantAPI(o Options) (*tenantAPI, error) {
 		Host: "https://127.0.0.1:" + strconv.Itoa(port), QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAData: ca.certPEM, CertData: admin.certPEM, KeyData: admin.keyPEM},
 	}}
-	if t.kubeconfig, err = clientcmd.Write(kubeconfig(t.config)); err != nil {
+	reached := rest.CopyConfig(t.config)
+	reached.Host = "https://" + net.JoinHostPort(host, strconv.Itoa(port))
+	if t.kubeconfig, err = clientcmd.Write(kubeconfig(reached)); err != nil {
 		return nil, err
 	}
 	file := func(name string) string { return filepath.Join(dir, name) }
