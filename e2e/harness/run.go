@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -224,7 +225,9 @@ func (r *run) ownLog() error {
 	})
 	klog.LogToStderr(false)
 	klog.SetOutput(log)
-	return nil
+	var flags flag.FlagSet
+	klog.InitFlags(&flags)
+	return flags.Set("stderrthreshold", "FATAL") // else errors go to the screen as well
 }
 
 // spendMemory lets the programs of the run collect garbage less often, unless somebody has tuned them: on two cores the
@@ -575,7 +578,8 @@ func (r *run) finish(ctx context.Context, _ *envconf.Config) (context.Context, e
 		err = errors.Join(err, r.installed.Simulation.Wait())
 	}
 	if r.cluster != nil {
-		err = errors.Join(err, r.exportNodes(end, result.Verdict), r.cluster.Destroy(end))
+		r.exportNodes(end, result.Verdict)
+		err = errors.Join(err, r.cluster.Destroy(end))
 	}
 	if r.processes != nil {
 		err = errors.Join(err, r.processes.Close())
