@@ -49,6 +49,9 @@ func (t *Tenant) Cluster(name string, values ...Value) *Cluster {
 // Edit notes a change to one live object, to be made before the baseline.
 func (t *Tenant) Edit(e Edit) { t.Edits = append(t.Edits, e) }
 
+// Values are the pool's, as its owner wrote them: a copy.
+func (p *Pool) Values() map[string]any { return maps.Clone(p.values) }
+
 // Machines is how many machines the tenant's pools start with.
 func (t *Tenant) Machines() int {
 	n := 0

@@ -51,8 +51,8 @@ func made(p *tenant.Pool) deed {
 		if on.New.GoldenImages == nil {
 			return nil
 		}
-		workers := int64(p.Machines())
-		values := map[string]any{"minReplicas": workers, "maxReplicas": workers, on.New.GoldenImages.Value: builtin(version)}
+		values := p.Values()
+		values["maxReplicas"], values[on.New.GoldenImages.Value] = values["minReplicas"], builtin(version)
 		if on.New.GoldenImages.InCluster {
 			return set(p, "a pool of clones", values)(ctx, on)
 		}

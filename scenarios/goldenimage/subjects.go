@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	public         = "cozy-public"
-	schematic      = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
-	version        = "v1.10.6" // in the catalog from the first act on
-	absent         = "v1.99.0" // never in the catalog
+	public    = "cozy-public"
+	schematic = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
+	version   = "v1.10.6" // in the catalog from the first act on
+	absent    = "v1.99.0" // never in the catalog
 )
 
 // golden is the DataVolume of the image of a version.
