@@ -407,6 +407,22 @@ func TestProfileIsChosenByTheTree(t *testing.T) {
 	}
 }
 
+func TestGoldenImagesAreOfferedAsTheTreeDoes(t *testing.T) {
+	dir := t.TempDir()
+	p := &Profile{GoldenImages: []GoldenImages{{When: "packages/system/first", Value: "first"}, {When: "packages/system/second", Value: "second"}}}
+	if got := p.golden(dir); got != nil {
+		t.Errorf("a tree without a catalog offers %v", got)
+	}
+	write(t, filepath.Join(dir, "packages/system/second/Chart.yaml"), "")
+	if got := p.golden(dir); got == nil || got.Value != "second" {
+		t.Errorf("the second way: %v", got)
+	}
+	write(t, filepath.Join(dir, "packages/system/first/Chart.yaml"), "")
+	if got := p.golden(dir); got == nil || got.Value != "first" {
+		t.Errorf("the first of two ways: %v", got)
+	}
+}
+
 func TestProfileRefusesMistakes(t *testing.T) {
 	const head = "name: p\nplatformChart: a\nsources: b/\n"
 	for name, c := range map[string]struct{ yaml, want string }{
@@ -425,6 +441,8 @@ func TestProfileRefusesMistakes(t *testing.T) {
 		"no files":            {head + "images: [{image: i, entrypoint: [/m]}]\n", "entrypoint needs files"},
 		"publish":             {head + "publish: [a/b/c]\n", `publish "a/b/c"`},
 		"values":              {head + "values: {in: [x]}\n", "values.secret"},
+		"half a way":          {head + "goldenImages: [{when: x, release: r, chart: c}]\n", "when, release, chart and value"},
+		"a way out":           {head + "goldenImages: [{when: ../x, release: r, chart: c, value: v}]\n", `path "../x" must be relative`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadProfile("p.yaml", []byte(c.yaml))
