@@ -38,8 +38,9 @@ func programsOrSkip(t *testing.T) Programs {
 	return programs
 }
 
-func TestEmbedded(t *testing.T) {
-	programs := programsOrSkip(t)
+// openRun opens a run that ends with the test, which shows its logs when it has failed.
+func openRun(t *testing.T) *process.Run {
+	t.Helper()
 	run, err := process.Open(filepath.Join(t.TempDir(), "run"))
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +53,12 @@ func TestEmbedded(t *testing.T) {
 			showLogs(t, run.Dir())
 		}
 	})
+	return run
+}
+
+func TestEmbedded(t *testing.T) {
+	programs := programsOrSkip(t)
+	run := openRun(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	e := NewEmbedded(run, programs)

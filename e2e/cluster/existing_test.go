@@ -15,25 +15,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-
-	"cozystack.io/upgrade-e2e/e2e/process"
 )
 
 // TestExistingTakesAwayWhatItMade has a run on a cluster of somebody else's, and looks at what is there before and after.
 func TestExistingTakesAwayWhatItMade(t *testing.T) {
 	programs := programsOrSkip(t)
-	run, err := process.Open(filepath.Join(t.TempDir(), "run"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			showLogs(t, run.Dir())
-		}
-	})
+	run := openRun(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	theirs := NewEmbedded(run, programs)
