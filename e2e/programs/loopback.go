@@ -46,12 +46,12 @@ func (t tool) patches() string {
 // loopback returns the flag that makes a build take a copy of controller-runtime, in stage, whose webhook servers listen
 // on loopback alone unless WebhookHost says otherwise.
 func (b *builder) loopback(ctx context.Context, t tool, stage string, log io.Writer) (flag string, err error) {
-	dir, err := output(b.command(ctx, t, log, "go", "list", "-m", "-f", "{{.Dir}}", controllerRuntime))
+	dir, err := b.moduleDir(ctx, t, controllerRuntime, log)
 	if err != nil {
 		return "", err
 	}
 	copied := filepath.Join(stage, "controller-runtime")
-	if err := os.CopyFS(copied, os.DirFS(strings.TrimSpace(string(dir)))); err != nil {
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
 		return "", fmt.Errorf("copy %s: %w", controllerRuntime, err)
 	}
 	if err := patch(filepath.Join(copied, "pkg", "webhook", "server.go"), setDefaults, listenLocally); err != nil {

@@ -41,7 +41,7 @@ func (b *builder) generate(ctx context.Context, t tool, stage, made string, log 
 // by side: kustomize takes only relative paths, and the module cache is
 // elsewhere on every machine.
 func (b *builder) overlay(ctx context.Context, t tool, stage string, log io.Writer) (string, error) {
-	module, err := b.moduleDir(ctx, t, log)
+	module, err := b.moduleDir(ctx, t, t.module, log)
 	if err != nil {
 		return "", err
 	}
@@ -68,9 +68,9 @@ func (b *builder) overlay(ctx context.Context, t tool, stage string, log io.Writ
 	return folder, nil
 }
 
-// moduleDir is where the tool's Go module lies, downloaded if need be.
-func (b *builder) moduleDir(ctx context.Context, t tool, log io.Writer) (string, error) {
-	cmd := b.command(ctx, t, log, "go", "mod", "download", "-json", t.module)
+// moduleDir is where one of the tool's Go modules lies, downloaded if need be.
+func (b *builder) moduleDir(ctx context.Context, t tool, module string, log io.Writer) (string, error) {
+	cmd := b.command(ctx, t, log, "go", "mod", "download", "-json", module)
 	raw, err := output(cmd)
 	var info struct{ Dir, Error string }
 	if jsonErr := json.Unmarshal(raw, &info); jsonErr != nil && err == nil {
@@ -80,7 +80,7 @@ func (b *builder) moduleDir(ctx context.Context, t tool, log io.Writer) (string,
 		err = errors.New(info.Error)
 	}
 	if err != nil {
-		return "", fmt.Errorf("download %s: %w", t.module, err)
+		return "", fmt.Errorf("download %s: %w", module, err)
 	}
 	return info.Dir, nil
 }
