@@ -22,20 +22,21 @@ BATCH     ?=
 JOIN      ?=
 DIRS      ?=
 RUN       ?=
+BUNDLE    ?=
 SNAPSHOTS ?=
 N         ?= 20
 
 FLAGS = $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) --provider=$(PROVIDER) \
         $(if $(REUSE),--reuse=$(REUSE)) $(if $(NODES),--nodes=$(NODES)) $(if $(AUDIT_LOG),--audit-log='$(AUDIT_LOG)') $(if $(OLD),--old='$(OLD)') $(if $(NEW),--new='$(NEW)') $(if $(FLUX),--flux=$(FLUX)) \
         $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(if $(SEED),--seed=$(SEED)) \
-        $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false)
+        $(if $(filter 0,$(SNAPSHOTS)),--snapshots=false) $(if $(BUNDLE),--bundle='$(BUNDLE)')
 
-.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge e2e-merge tools node-image test unit lint clean command
+.PHONY: help e2e-upgrade e2e-repeat e2e-list e2e-defects e2e-judge e2e-merge e2e-bundle tools node-image test unit lint clean command
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= NODES= REUSE= AUDIT_LOG= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0
+e2e-upgrade: command ## one upgrade per family: FAMILY= TAGS= SKIP= PROVIDER= NODES= REUSE= AUDIT_LOG= OLD= NEW= FLUX= KEEP=1 ARTIFACTS= SEED= SNAPSHOTS=0 BUNDLE=
 	@$(CMD) run $(FLAGS) $(if $(filter 1,$(KEEP)),--keep)
 
 e2e-repeat: command ## the same upgrade N=20 times, and what differs: TAGS= and the rest as above
@@ -52,6 +53,9 @@ e2e-judge: command ## judge a recorded run again: RUN=_artifacts/latest
 
 e2e-merge: command ## one verdict of several jobs' artifacts: DIRS="dir dir", FAMILY= TAGS= SKIP= when they were not to run all
 	@$(CMD) merge $(if $(FAMILY),--family=$(FAMILY)) $(if $(TAGS),--tags=$(TAGS)) $(if $(SKIP),--skip=$(SKIP)) $(if $(ARTIFACTS),--artifacts='$(ARTIFACTS)') $(DIRS)
+
+e2e-bundle: command ## save programs and node image into one archive for machines that shall not build them: BUNDLE=upgrade-e2e.bundle
+	@$(CMD) bundle $(or $(BUNDLE),upgrade-e2e.bundle)
 
 tools: command ## build the programs that a cluster consists of (some 20 minutes on 2 cores, once)
 	@$(CMD) tools

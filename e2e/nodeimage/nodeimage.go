@@ -27,15 +27,15 @@ import (
 // Repository is the name of our node images in the Docker engine; their tag is the key of what went into them.
 const Repository = "upgrade-e2e/node"
 
-// Error is what keeps a node image from being built or used: one line, exit status 2.
-type Error struct{ Line string }
+// Error is what keeps a node image or a bundle from being made or used: one line, exit status 2.
+type Error struct{ Of, Line string }
 
-func (e Error) Error() string { return "kind: " + e.Line }
+func (e Error) Error() string { return e.Of + ": " + e.Line }
 
 // ExitCode is the exit status that a command should end with.
 func (e Error) ExitCode() int { return 2 }
 
-func failf(format string, args ...any) error { return Error{fmt.Sprintf(format, args...)} }
+func failf(format string, args ...any) error { return Error{"kind", fmt.Sprintf(format, args...)} }
 
 // sources are this package's own: how an image is made counts among what it is made of.
 //
@@ -188,7 +188,7 @@ func Build(ctx context.Context, root string, out io.Writer) (*Image, error) {
 		{"programs", b.installPrograms},
 		{"component images", b.componentImages},
 		{"image of hooks", b.hookImage},
-		{"load into Docker", b.load},
+		{"load into Docker", b.loadRootfs},
 	} {
 		start := time.Now()
 		if err := step.do(ctx); err != nil {
@@ -272,8 +272,8 @@ func (b *builder) chroot(ctx context.Context, script string) (string, error) {
 		`mount -t proc proc "$0/proc"; exec chroot "$0" sh -ec "$1"`, b.rootfs, script)
 }
 
-// load hands the rootfs to the Docker engine as an image of one layer, and forgets images of ours that are older.
-func (b *builder) load(ctx context.Context) error {
+// loadRootfs hands the rootfs to the Docker engine as an image of one layer, and forgets images of ours that are older.
+func (b *builder) loadRootfs(ctx context.Context) error {
 	layer := filepath.Join(b.scratch, "layer.tar")
 	if _, err := run(ctx, "tar", "--numeric-owner", "--xattrs", "-C", b.rootfs, "-cf", layer, "."); err != nil {
 		return err
@@ -289,21 +289,21 @@ func (b *builder) load(ctx context.Context) error {
 }
 
 // prune removes our images of other keys that no container uses.
-func (b *builder) prune(ctx context.Context) error {
+func (i *Image) prune(ctx context.Context) error {
 	out, err := run(ctx, "docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", Repository)
 	if err != nil {
 		return err
 	}
 	for _, ref := range strings.Fields(out) {
-		if ref != b.Ref {
+		if ref != i.Ref {
 			_, _ = run(ctx, "docker", "image", "rm", ref) // one that is in use stays
 		}
 	}
-	hooks, err := filepath.Glob(b.path("hook-*.tar"))
+	hooks, err := filepath.Glob(i.path("hook-*.tar"))
 	if err != nil {
 		return err
 	}
-	for _, hook := range slices.DeleteFunc(hooks, func(path string) bool { return path == b.Hook }) {
+	for _, hook := range slices.DeleteFunc(hooks, func(path string) bool { return path == i.Hook }) {
 		if err := os.Remove(hook); err != nil {
 			return err
 		}

@@ -170,6 +170,14 @@ func (j job) name() string {
 
 func (j job) item() string { return strings.ReplaceAll(j.name(), "/", "-") }
 
+// file is where the outcome lies below bin.
+func (j job) file() string {
+	if j.program == nil {
+		return j.name() + ".yaml"
+	}
+	return j.name()
+}
+
 func (b *builder) run(ctx context.Context, tools []tool) error {
 	programs, manifests, upToDate, err := b.plan(tools)
 	if err != nil {
@@ -220,41 +228,49 @@ func (b *builder) run(ctx context.Context, tools []tool) error {
 // manifests.
 func (b *builder) plan(tools []tool) (programs [][]job, manifests []job, upToDate int, err error) {
 	for _, t := range tools {
-		folder := filepath.Join(b.root, "tools", t.folder)
+		all, err := b.jobs(t)
+		if err != nil {
+			return nil, nil, 0, err
+		}
 		var jobs []job
-		for _, prog := range t.programs {
-			if _, ok := b.programs.assets[prog.name]; ok {
-				continue
-			}
-			hash, err := fingerprint(folder, fmt.Sprint(buildFlags, t.module, prog, t.versions, t.patches()))
-			if err != nil {
-				return nil, nil, 0, err
-			}
-			j := job{tool: t, program: &prog, hash: hash}
-			if s, err := readStamp(b.programs.Dir, j.item()); err == nil && s.hash == hash && executable(b.programs.Path(prog.name)) {
+		for _, j := range all {
+			s, err := readStamp(b.programs.Dir, j.item())
+			switch made := filepath.Join(b.programs.Dir, j.file()); {
+			case err == nil && s.hash == j.hash && (j.program == nil && exists(made) || executable(made)):
 				upToDate++
-				continue
+			case j.program == nil:
+				manifests = append(manifests, j)
+			default:
+				jobs = append(jobs, j)
 			}
-			jobs = append(jobs, j)
 		}
 		if len(jobs) > 0 {
 			programs = append(programs, jobs)
 		}
-		if t.manifest == nil {
-			continue
-		}
-		hash, err := fingerprint(folder, fmt.Sprint(manifestSource, t.module, *t.manifest))
-		if err != nil {
-			return nil, nil, 0, err
-		}
-		j := job{tool: t, hash: hash}
-		if s, err := readStamp(b.programs.Dir, j.item()); err == nil && s.hash == hash && exists(b.programs.Manifest(t.folder)) {
-			upToDate++
-			continue
-		}
-		manifests = append(manifests, j)
 	}
 	return programs, manifests, upToDate, nil
+}
+
+// jobs are a tool's programs, without those of KUBEBUILDER_ASSETS, and its
+// manifest, made or not.
+func (b *builder) jobs(t tool) ([]job, error) {
+	folder := filepath.Join(b.root, "tools", t.folder)
+	var jobs []job
+	for _, prog := range t.programs {
+		if _, ok := b.programs.assets[prog.name]; ok {
+			continue
+		}
+		hash, err := fingerprint(folder, fmt.Sprint(buildFlags, t.module, prog, t.versions, t.patches()))
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, job{tool: t, program: &prog, hash: hash})
+	}
+	if t.manifest == nil {
+		return jobs, nil
+	}
+	hash, err := fingerprint(folder, fmt.Sprint(manifestSource, t.module, *t.manifest))
+	return append(jobs, job{tool: t, hash: hash}), err
 }
 
 // manifestSource is how manifests are generated; it counts among their sources.

@@ -36,7 +36,7 @@ func main() {
 func root() *cobra.Command {
 	cmd := &cobra.Command{Use: "upgrade-e2e", Short: "Prove that a Cozystack upgrade hurt nobody",
 		SilenceUsage: true, SilenceErrors: true}
-	cmd.AddCommand(runCommand(), repeatCommand(), listCommand(), defectsCommand(), judgeCommand(), mergeCommand(), toolsCommand(), nodeImageCommand(), cleanCommand(), leaveCommand())
+	cmd.AddCommand(runCommand(), repeatCommand(), listCommand(), defectsCommand(), judgeCommand(), mergeCommand(), toolsCommand(), nodeImageCommand(), bundleCommand(), cleanCommand(), leaveCommand())
 	return cmd
 }
 

@@ -18,3 +18,14 @@ func nodeImageCommand() *cobra.Command {
 			return err
 		}}
 }
+
+func bundleCommand() *cobra.Command {
+	return &cobra.Command{Use: "bundle FILE", Short: "Save programs and node image into one archive, for --bundle", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root, err := harness.Root()
+			if err != nil {
+				return err
+			}
+			return nodeimage.Bundle(cmd.Context(), root, args[0], cmd.OutOrStdout())
+		}}
+}

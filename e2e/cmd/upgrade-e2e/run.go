@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cozystack.io/upgrade-e2e/e2e/harness"
+	"cozystack.io/upgrade-e2e/e2e/nodeimage"
 	"cozystack.io/upgrade-e2e/e2e/platform"
 	"cozystack.io/upgrade-e2e/e2e/programs"
 	"cozystack.io/upgrade-e2e/e2e/report"
@@ -38,6 +39,7 @@ type runFlags struct {
 	keep       bool
 	seed       string
 	snapshots  bool
+	bundle     string
 }
 
 func runCommand() *cobra.Command {
@@ -96,6 +98,7 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.flux, "flux", "", "helm-controller: 1.6 with Helm 4 (default), or 1.4 with Helm 3")
 	flags.StringVar(&f.seed, "seed", "", "order in which the fleet is made (random); with it no snapshot is used")
 	flags.BoolVar(&f.snapshots, "snapshots", true, "start from the snapshot of an equal fleet, and keep one")
+	flags.StringVar(&f.bundle, "bundle", "", "archive of `upgrade-e2e bundle` to take programs and node image from, where they are not built")
 }
 
 // folders are the project's root and the folder for artifacts, which is made.
@@ -132,6 +135,11 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 	o, err := harness.FromEnvironment("check")
 	if err != nil {
 		return "", "", err
+	}
+	if f.bundle != "" {
+		if err := nodeimage.Unbundle(ctx, root, f.bundle, o.Provider == "kind", out); err != nil {
+			return "", "", err
+		}
 	}
 	if err := harness.CheckProvider(ctx, o); err != nil {
 		return "", "", err

@@ -1,0 +1,85 @@
+package programs
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// Carried says what it takes to bring what Build makes to another machine.
+type Carried struct {
+	// Recipe stands in a few characters for everything that the files are made of. Checkouts with equal ones build the same.
+	Recipe string
+	// Files are their paths below bin: programs, manifests and the stamps by which Build knows them again.
+	Files []string
+	// Current tells whether all of them are there and up to date.
+	Current bool
+}
+
+// Carry describes what Build with the same extra makes below root, made or not. Programs of KUBEBUILDER_ASSETS are nobody's to carry:
+// with these set it fails.
+func Carry(root string, extra ...string) (Carried, error) {
+	tools, err := wanted(all(), extra)
+	if err != nil {
+		return Carried{}, err
+	}
+	return carry(root, tools)
+}
+
+func carry(root string, tools []tool) (Carried, error) {
+	p, err := at(root)
+	if err != nil {
+		return Carried{}, err
+	}
+	if len(p.assets) > 0 {
+		return Carried{}, &BuildError{Err: errors.New("what KUBEBUILDER_ASSETS holds can't be carried to or from another machine; unset it")}
+	}
+	b := &builder{root: filepath.Dir(p.Dir), programs: p}
+	h := sha256.New()
+	var c Carried
+	for _, t := range tools {
+		jobs, err := b.jobs(t)
+		if err != nil {
+			return Carried{}, err
+		}
+		for _, j := range jobs {
+			fmt.Fprintln(h, j.item(), j.hash)
+			c.Files = append(c.Files, j.file(), stampPath("", j.item()))
+		}
+	}
+	c.Recipe = hex.EncodeToString(h.Sum(nil))
+	programs, manifests, _, err := b.plan(tools)
+	c.Current = len(programs)+len(manifests) == 0
+	return c, err
+}
+
+// Install moves the files of a Carried, which lie below from in the same order of folders, to their places below root. A build at the same
+// time is waited for, with a line on out.
+func (c Carried) Install(ctx context.Context, root, from string, out io.Writer) error {
+	p, err := at(root)
+	if err != nil {
+		return err
+	}
+	b := &builder{programs: p, out: out}
+	unlock, err := b.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, file := range c.Files {
+		place := filepath.Join(p.Dir, file)
+		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
+			return fmt.Errorf("tools: %w", err)
+		}
+		// As in a build, a rename leaves a program that runs right now alone.
+		if err := os.Rename(filepath.Join(from, file), place); err != nil {
+			return fmt.Errorf("tools: %w", err)
+		}
+	}
+	return nil
+}
