@@ -179,7 +179,7 @@ func setupCDI(s *Simulation, mgr manager.Manager) error {
 				controller = controller.Watches(kind, handler.EnqueueRequestsFromMapFunc(nobody))
 			}
 		}
-		if err := controller.Complete(b.reconcile); err != nil {
+		if err := controller.Complete(s.own(b.reconcile)); err != nil {
 			return err
 		}
 	}

@@ -42,7 +42,7 @@ var certManagerStandIn = standIn{
 			return err
 		}
 		c := &certManager{client: mgr.GetClient(), direct: direct}
-		return ctrl.NewControllerManagedBy(mgr).Named("cert-manager").For(object(certificateKind)).Complete(c)
+		return ctrl.NewControllerManagedBy(mgr).Named("cert-manager").For(object(certificateKind)).Complete(s.own(c))
 	},
 }
 

@@ -50,6 +50,7 @@ var csiStandIn = standIn{
 // is nothing but its PersistentVolume; the handle says what it was made from. Binding is the real controller-manager's
 // work, WaitForFirstConsumer the real scheduler's.
 type csi struct {
+	sim    *Simulation
 	client client.Client
 	events record.EventRecorder
 	taken  sync.Map // when a snapshot was first seen taken
@@ -58,17 +59,17 @@ type csi struct {
 // noDriverKey is the annotation of a StorageClass whose driver is not to be registered.
 const noDriverKey = "upgrade-e2e/no-csi-driver"
 
-func setupCSI(_ *Simulation, mgr manager.Manager) error {
-	c := &csi{client: mgr.GetClient(), events: newRecorder(mgr.GetClient(), mgr.GetLogger(), "external-provisioner")}
+func setupCSI(s *Simulation, mgr manager.Manager) error {
+	c := &csi{sim: s, client: mgr.GetClient(), events: newRecorder(mgr.GetClient(), mgr.GetLogger(), "external-provisioner")}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-claims").For(&corev1.PersistentVolumeClaim{}).
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(c.claimsOfClass)).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(claimsOfUser)).
-		Complete(reconcile.Func(c.claim)); err != nil {
+		Complete(s.own(reconcile.Func(c.claim))); err != nil {
 		return err
 	}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-snapshots").For(object(snapshotKind)).
 		Watches(object(snapshotClassKind), handler.EnqueueRequestsFromMapFunc(nobody)).
-		Complete(reconcile.Func(c.snapshot)); err != nil {
+		Complete(s.own(reconcile.Func(c.snapshot))); err != nil {
 		return err
 	}
 	if err := ctrl.NewControllerManagedBy(mgr).Named("csi-contents").For(object(snapshotContentKind)).
@@ -266,8 +267,11 @@ func (c *csi) content(ctx context.Context, req ctrl.Request) (ctrl.Result, error
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	snapshot := object(snapshotKind)
-	err := c.client.Get(ctx, client.ObjectKey{Namespace: text(content, "spec", "volumeSnapshotRef", "namespace"),
-		Name: text(content, "spec", "volumeSnapshotRef", "name")}, snapshot)
+	of := client.ObjectKey{Namespace: text(content, "spec", "volumeSnapshotRef", "namespace"), Name: text(content, "spec", "volumeSnapshotRef", "name")}
+	if !c.sim.owns(of.Namespace) {
+		return ctrl.Result{}, nil
+	}
+	err := c.client.Get(ctx, of, snapshot)
 	if err == nil || !apierrors.IsNotFound(err) || text(content, "spec", "deletionPolicy") != "Delete" {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -342,6 +346,9 @@ func (c *csi) volume(ctx context.Context, req ctrl.Request) (ctrl.Result, error)
 	pv := &corev1.PersistentVolume{}
 	if err := c.client.Get(ctx, req.NamespacedName, pv); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if pv.Spec.ClaimRef == nil || !c.sim.owns(pv.Spec.ClaimRef.Namespace) {
+		return ctrl.Result{}, nil
 	}
 	if pv.Status.Phase != corev1.VolumeReleased || pv.DeletionTimestamp != nil || pv.Spec.CSI == nil ||
 		pv.Annotations[provisionedByAnnotation] != pv.Spec.CSI.Driver ||

@@ -73,7 +73,7 @@ func setupKamaji(s *Simulation, mgr manager.Manager) error {
 		Watches(&corev1.Service{}, handler.EnqueueRequestForOwner(scheme, mgr.GetRESTMapper(), object(controlPlaneKind))).
 		Watches(object(tenantPlaneKind), handler.EnqueueRequestForOwner(scheme, mgr.GetRESTMapper(), object(controlPlaneKind))).
 		Watches(object(machineSetKind), handler.EnqueueRequestsFromMapFunc(nobody)).
-		Complete(k)
+		Complete(s.own(k))
 }
 
 // controlPlaneOf is the control plane that a Cluster refers to.

@@ -69,7 +69,7 @@ func setupKubelet(s *Simulation, mgr manager.Manager) error {
 		return err
 	}
 	bound := predicate.NewPredicateFuncs(func(o client.Object) bool { return ours(o.(*corev1.Pod).Spec.NodeName) })
-	return ctrl.NewControllerManagedBy(mgr).Named("kubelet").For(&corev1.Pod{}).WithEventFilter(bound).Complete(k)
+	return ctrl.NewControllerManagedBy(mgr).Named("kubelet").For(&corev1.Pod{}).WithEventFilter(bound).Complete(s.own(k))
 }
 
 // Start implements manager.Runnable: at the end of the simulation the processes of pods end before it does.

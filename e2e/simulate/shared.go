@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // Shared says that the cluster has other users: their pods must not land on nodes that are played, nor the run's on theirs.
@@ -19,6 +21,22 @@ type Shared struct {
 	Others []string
 	// Owns tells whether a namespace is the run's.
 	Owns func(namespace string) bool
+}
+
+// owns tells whether stand-ins may act on what is in a namespace.
+func (s *Simulation) owns(namespace string) bool { return s.o.Shared == nil || s.o.Shared.Owns(namespace) }
+
+// own has a stand-in look away from other users' namespaces. Of objects without a namespace it has to see itself whose they are.
+func (s *Simulation) own(r reconcile.Reconciler) reconcile.Reconciler {
+	if s.o.Shared == nil {
+		return r
+	}
+	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+		if request.Namespace != "" && !s.owns(request.Namespace) {
+			return reconcile.Result{}, nil
+		}
+		return r.Reconcile(ctx, request)
+	})
 }
 
 // playedKey is the label of a played node on a shared cluster, and its taint.
@@ -45,7 +63,9 @@ func (a *apart) Start(ctx context.Context) error {
 				Rules: []admissionregistrationv1.RuleWithOperations{{
 					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
 					Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}},
-				// Other users' pods are never asked about, and are not kept waiting when this run has ended.
+				// Pods of namespaces that were there before are never asked about; others are kept waiting for so long at most when this
+				// run has ended without taking the webhook away.
+				TimeoutSeconds: ptr.To[int32](2),
 				NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 					{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: a.sim.o.Shared.Others}}},
 				FailurePolicy: ptr.To(admissionregistrationv1.Ignore),
@@ -78,8 +98,12 @@ func (s *Shared) place(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionRe
 	return &admissionv1.AdmissionResponse{Allowed: true, Patch: patch, PatchType: ptr.To(admissionv1.PatchTypeJSONPatch)}
 }
 
-// setApart marks a played node of a shared cluster.
+// setApart marks a played node of a shared cluster, and takes its addresses: networks would make routes to it.
 func setApart(node *corev1.Node) {
+	node.Status.Addresses = nil
 	node.Labels[playedKey] = "true"
-	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: playedKey, Value: "true", Effect: corev1.TaintEffectNoSchedule})
+	taint := corev1.Taint{Key: playedKey, Value: "true", Effect: corev1.TaintEffectNoSchedule}
+	if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
+		node.Spec.Taints = append(node.Spec.Taints, taint)
+	}
 }

@@ -1,13 +1,20 @@
 package simulate
 
 import (
+	"context"
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 func TestOnASharedClusterOnlyTheRunsPodsGoToPlayedNodes(t *testing.T) {
@@ -63,6 +70,51 @@ func TestOnASharedClusterOnlyTheRunsPodsGoToPlayedNodes(t *testing.T) {
 	}
 	if len(placed.Spec.NodeSelector) != 2 || len(placed.Spec.Tolerations) != 2 {
 		t.Errorf("selector %v, tolerations %v: what the pod had is gone, or nothing was added", placed.Spec.NodeSelector, placed.Spec.Tolerations)
+	}
+}
+
+func TestOnASharedClusterStandInsLookAwayFromOthers(t *testing.T) {
+	var asked []string
+	count := reconcile.Func(func(_ context.Context, r reconcile.Request) (reconcile.Result, error) {
+		asked = append(asked, r.String())
+		return reconcile.Result{}, nil
+	})
+	shared := &Simulation{o: Options{Shared: &Shared{Owns: func(namespace string) bool { return namespace == "ours" }}}}
+	for _, s := range []*Simulation{shared, {}} {
+		for _, namespace := range []string{"ours", "theirs", ""} {
+			if _, err := s.own(count).Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Namespace: namespace, Name: "x"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if want := []string{"ours/x", "/x", "ours/x", "theirs/x", "/x"}; !slices.Equal(asked, want) {
+		t.Errorf("acted on %q, want %q", asked, want)
+	}
+	if node := hostNode("host-1", time.Now()); len(node.Status.Addresses) == 0 {
+		t.Error("a played node has no address")
+	} else if setApart(node); len(node.Status.Addresses) > 0 {
+		t.Errorf("on a shared cluster it has %v, to which networks make routes", node.Status.Addresses)
+	}
+}
+
+func TestOnASharedClusterOthersVolumesStay(t *testing.T) {
+	volume := func(name, namespace string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{provisionedByAnnotation: "csi.example.com"}},
+			Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, ClaimRef: &corev1.ObjectReference{Namespace: namespace, Name: "c"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.example.com"}}},
+			Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased}}
+	}
+	c := &csi{client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(volume("a", "ours"), volume("b", "theirs")).Build(),
+		sim: &Simulation{o: Options{Shared: &Shared{Owns: func(namespace string) bool { return namespace == "ours" }}}}}
+	for name, gone := range map[string]bool{"a": true, "b": false} {
+		if _, err := c.volume(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+		err := c.client.Get(t.Context(), client.ObjectKey{Name: name}, &corev1.PersistentVolume{})
+		if apierrors.IsNotFound(err) != gone {
+			t.Errorf("released volume %s: %v", name, err)
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ var tenantNodeStandIn = standIn{
 		t := &tenantNode{client: mgr.GetClient(), reader: mgr.GetAPIReader(), tenant: tenant, sim: s}
 		return ctrl.NewControllerManagedBy(mgr).Named("tenant-node").For(object(kubevirtMachine)).
 			Watches(object(vmiKind), handler.EnqueueRequestsFromMapFunc(vmiToMachine)).
-			Complete(t)
+			Complete(s.own(t))
 	},
 }
 

@@ -30,7 +30,7 @@ var virtHandlerStandIn = standIn{
 		s.handler = &virtHandler{client: mgr.GetClient(), sim: s}
 		return ctrl.NewControllerManagedBy(mgr).Named("virt-handler").For(object(vmiKind)).
 			Watches(object(migrationKind), handler.EnqueueRequestsFromMapFunc(migrationToVMI)).
-			Complete(s.handler)
+			Complete(s.own(s.handler))
 	},
 }
 
