@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,7 +15,10 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -66,8 +71,8 @@ func (e *Existing) AuditLog() string { return e.auditLog }
 func (e *Existing) EtcdURL() string { return e.etcd }
 
 // CheckExisting tells in one line why a run can't use the cluster of a kubeconfig: it does not answer, its user may not do
-// everything, or it has a Cozystack, which the run would upgrade.
-func CheckExisting(ctx context.Context, kubeconfig string) error {
+// everything, it has a Cozystack, which the run would upgrade, or its API server does not write its audit log to auditLog.
+func CheckExisting(ctx context.Context, kubeconfig, auditLog string) error {
 	_, cfg, err := load(kubeconfig)
 	if err != nil {
 		return err
@@ -77,7 +82,10 @@ func CheckExisting(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return fmt.Errorf("existing: kubeconfig %s: %w", kubeconfig, err)
 	}
-	return usable(ctx, cfg.Host, client)
+	if err := usable(ctx, cfg.Host, client); err != nil {
+		return err
+	}
+	return audited(ctx, cfg.Host, client, auditLog, auditBound)
 }
 
 // load reads the current context of a kubeconfig, with what it refers to.
@@ -127,6 +135,50 @@ func usable(ctx context.Context, host string, client kubernetes.Interface) error
 	return nil
 }
 
+// auditBound is how long an API server may take to write down a request; the mode `batch` takes up to 30 s.
+const auditBound = 40 * time.Second
+
+// audited fails unless every write to the cluster is written down in a file: with another cluster's log, or one API server's of
+// several, nobody would be seen to touch anything.
+func audited(ctx context.Context, host string, client kubernetes.Interface, auditLog string, bound time.Duration) error {
+	servers, err := client.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	if err != nil {
+		return fmt.Errorf("existing: count the API servers at %s: %w", host, err)
+	}
+	n := 0
+	for _, slice := range servers.Items {
+		for _, endpoint := range slice.Endpoints {
+			n += len(endpoint.Addresses)
+		}
+	}
+	if n > 1 {
+		return fmt.Errorf("existing: the cluster at %s has %d API servers and each writes an audit log of its own; a run reads one: use a cluster with one API server", host, n)
+	}
+	log, err := os.Open(auditLog)
+	if err != nil {
+		return fmt.Errorf("existing: AUDIT_LOG: %w", err)
+	}
+	defer log.Close()
+	if _, err := log.Seek(0, io.SeekEnd); err != nil {
+		return fmt.Errorf("existing: AUDIT_LOG: %w", err)
+	}
+	// Nothing stays of a dry run but the line about it.
+	marker := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "upgrade-e2e-" + rand.String(12)}}
+	if _, err := client.CoreV1().ConfigMaps("default").Create(ctx, marker, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		return fmt.Errorf("existing: write to the cluster at %s: %w", host, err)
+	}
+	var said []byte
+	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, bound, true, func(context.Context) (bool, error) {
+		more, err := io.ReadAll(log)
+		said = append(said, more...)
+		return bytes.Contains(said, []byte(marker.Name)), err
+	})
+	if err != nil {
+		return fmt.Errorf("existing: the API server at %s did not write a request down in %s within %.0f s (%w); see e2e/cluster/audit.yaml for the policy that it needs", host, auditLog, bound.Seconds(), err)
+	}
+	return nil
+}
+
 // Create notes what is there and returns the path of an administrator's kubeconfig. It makes nothing on the cluster.
 func (e *Existing) Create(ctx context.Context, args ...string) (string, error) {
 	fail := func(err error) (string, error) { return "", fmt.Errorf("use the existing cluster: %w", err) }
@@ -144,13 +196,13 @@ func (e *Existing) Create(ctx context.Context, args ...string) (string, error) {
 	if err := usable(ctx, e.admin.Host, e.client); err != nil {
 		return fail(err)
 	}
-	if _, err := os.Stat(e.auditLog); err != nil {
-		return fail(fmt.Errorf("its audit log: %w", err))
+	if err := audited(ctx, e.admin.Host, e.client, e.auditLog, auditBound); err != nil {
+		return fail(err)
 	}
 	if e.reach, err = e.address(ctx); err != nil {
 		return fail(err)
 	}
-	if err := e.begin(ctx, e.run, *e.raw, e.admin, e.leave); err != nil {
+	if err := e.begin(ctx, e.run, *e.raw, e.admin, e.leave, ""); err != nil {
 		return fail(err)
 	}
 	if e.client, err = kubernetes.NewForConfig(e.admin); err != nil { // what it makes is written down from here on

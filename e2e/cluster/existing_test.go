@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -64,6 +66,20 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 	must(owner.CoreV1().Pods("default").Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "on-ours"},
 		Spec: corev1.PodSpec{NodeName: "ours", Containers: []corev1.Container{{Name: "c", Image: "none"}}}}, metav1.CreateOptions{}))
 	must(owner.RbacV1().ClusterRoles().Create(ctx, role("of-a-release", map[string]string{"meta.helm.sh/release-namespace": "ours"}), metav1.CreateOptions{}))
+	released := configMap("of-a-release")
+	released.Annotations = map[string]string{"meta.helm.sh/release-namespace": "ours"}
+	must(owner.CoreV1().ConfigMaps("default").Create(ctx, released, metav1.CreateOptions{}))
+	must(owner.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "of-ours", Annotations: released.Annotations}}, metav1.CreateOptions{}))
+	must(owner.CoreV1().ConfigMaps("of-ours").Create(ctx, held, metav1.CreateOptions{}))
+	// A namespace of the run's goes, and somebody makes one of that name.
+	must(admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "replaced"}}, metav1.CreateOptions{}))
+	must(nil, owner.CoreV1().Namespaces().Delete(ctx, "replaced", metav1.DeleteOptions{}))
+	must(nil, wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := owner.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "replaced"}}, metav1.CreateOptions{})
+		return err == nil, nil
+	}))
+	must(owner.CoreV1().ConfigMaps("replaced").Create(ctx, configMap("theirs"), metav1.CreateOptions{}))
+	must(owner.RbacV1().ClusterRoles().Create(ctx, role("of-replaced", map[string]string{"meta.helm.sh/release-namespace": "replaced"}), metav1.CreateOptions{}))
 	must(owner.RbacV1().ClusterRoles().Create(ctx, role("of-another-release", map[string]string{"meta.helm.sh/release-namespace": "default"}), metav1.CreateOptions{}))
 	must(owner.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "meanwhile"}}, metav1.CreateOptions{}))
 	if e.Owns("meanwhile") || e.Owns("default") || !e.Owns("ours") {
@@ -79,6 +95,12 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 		if err := account.RbacV1().ClusterRoles().Delete(ctx, "theirs", metav1.DeleteOptions{}); err == nil {
 			t.Error("deleted")
 		}
+		if err := account.RbacV1().ClusterRoles().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "a run deletes by name") {
+			t.Errorf("all deleted: %v", err)
+		}
+		if _, err := account.CoreV1().ConfigMaps("default").Update(ctx, configMap("theirs"), metav1.UpdateOptions{}); err == nil || !strings.Contains(err.Error(), "configmaps default/theirs: it was on the cluster before the run") {
+			t.Errorf("update in a namespace: %v", err)
+		}
 		if _, err := admin.RbacV1().ClusterRoles().Get(ctx, "theirs", metav1.GetOptions{}); err != nil {
 			t.Errorf("read: %v", err)
 		}
@@ -86,11 +108,20 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 
 	t.Run("a second run is refused where the first has a Cozystack", func(t *testing.T) {
 		must(owner.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "cozy-system"}}, metav1.CreateOptions{}))
-		if err := CheckExisting(ctx, kubeconfig); err == nil || !strings.Contains(err.Error(), "namespace cozy-system is there") {
+		if err := CheckExisting(ctx, kubeconfig, theirs.AuditLog()); err == nil || !strings.Contains(err.Error(), "namespace cozy-system is there") {
 			t.Errorf("check: %v", err)
 		}
 		if err := owner.CoreV1().Namespaces().Delete(ctx, "cozy-system", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
+		}
+	})
+
+	t.Run("another cluster's audit log is refused", func(t *testing.T) {
+		other := filepath.Join(t.TempDir(), "audit.log")
+		must(nil, os.WriteFile(other, nil, 0o600))
+		err := audited(ctx, "here", owner, other, time.Second)
+		if err == nil || !strings.Contains(err.Error(), "did not write a request down in "+other) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("said %v", err)
 		}
 	})
 
@@ -101,7 +132,9 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.HasSuffix(line, " cozy-system") }) // it may be on its way
 	if want := []string{
 		"left alone, not known to be the run's: clusterroles.rbac.authorization.k8s.io of-another-release",
+		"left alone, not known to be the run's: clusterroles.rbac.authorization.k8s.io of-replaced",
 		"left alone, not known to be the run's: namespaces meanwhile",
+		"left alone, not known to be the run's: namespaces replaced",
 	}; !slices.Equal(lines, want) {
 		t.Errorf("left %q, want %q", lines, want)
 	}
@@ -118,6 +151,9 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 		"our account":             {get(owner.CoreV1().ServiceAccounts("default").Get(ctx, "ours", metav1.GetOptions{})), false},
 		"our ConfigMap":           {get(owner.CoreV1().ConfigMaps("kube-system").Get(ctx, "ours", metav1.GetOptions{})), false},
 		"our release's role":      {get(owner.RbacV1().ClusterRoles().Get(ctx, "of-a-release", metav1.GetOptions{})), false},
+		"our release's ConfigMap": {get(owner.CoreV1().ConfigMaps("default").Get(ctx, "of-a-release", metav1.GetOptions{})), false},
+		"our release's namespace": {get(owner.CoreV1().Namespaces().Get(ctx, "of-ours", metav1.GetOptions{})), false},
+		"what replaced ours":      {get(owner.CoreV1().ConfigMaps("replaced").Get(ctx, "theirs", metav1.GetOptions{})), true},
 		"another release's role":  {get(owner.RbacV1().ClusterRoles().Get(ctx, "of-another-release", metav1.GetOptions{})), true},
 		"their kube-root-ca.crt":  {get(owner.CoreV1().ConfigMaps("default").Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})), true},
 		"our ClusterRoleBinding":  {get(owner.RbacV1().ClusterRoleBindings().Get(ctx, "ours", metav1.GetOptions{})), false},
@@ -127,6 +163,19 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 			t.Errorf("%s: %v", what, c.err)
 		} else if there := c.err == nil; there != c.want {
 			t.Errorf("%s: there %v, want %v", what, there, c.want)
+		}
+	}
+	gone := t.TempDir()
+	for _, file := range []string{stockFound, stockKubeconfig, stockMade} {
+		data, err := os.ReadFile(filepath.Join(e.stock, file))
+		must(nil, err)
+		must(nil, os.WriteFile(filepath.Join(gone, file), data, 0o600))
+	}
+	must(nil, os.WriteFile(filepath.Join(gone, stockCluster), []byte(filepath.Join(gone, "marker")+"\nthis one"), 0o600))
+	for marker, want := range map[string]int{"another one": 0, "this one": len(lines)} {
+		must(nil, os.WriteFile(filepath.Join(gone, "marker"), []byte(marker), 0o600))
+		if lines, err := Leave(ctx, gone); err != nil || len(lines) != want {
+			t.Errorf("leave when the cluster is %s: %q, %v", marker, lines, err)
 		}
 	}
 	if lines, err := Leave(ctx, t.TempDir()); err != nil || len(lines) > 0 {
@@ -185,7 +234,7 @@ func TestTarget(t *testing.T) {
 
 func TestExistingIsRefusedInOneLine(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "kubeconfig")
-	err := CheckExisting(t.Context(), missing)
+	err := CheckExisting(t.Context(), missing, missing)
 	if err == nil || !strings.Contains(err.Error(), missing) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("without a file: %v", err)
 	}

@@ -65,9 +65,10 @@ type Kind struct {
 	gateway  string // this machine, as the nodes see it
 	etcd     string // URL of the tenants' etcd
 	// reuse is the folder of a cluster that stays, "" for one that ends with the run; leave takes away what the run made there.
-	reuse string
-	leave []string
-	fresh bool // made by this run
+	reuse  string
+	leave  []string
+	fresh  bool // made by this run
+	soiled bool // by an earlier run, which could not leave it
 	visit
 }
 
@@ -76,10 +77,14 @@ var _ Provider = (*Kind)(nil)
 // NewKind describes a cluster with so many nodes of this image, which must be in the Docker engine: a control plane that is the only
 // node, or has workers beside it. It ends with run; Create boots it.
 func NewKind(run *process.Run, programs Programs, image string, nodes int) *Kind {
-	// The run's folder names the cluster, in few characters: host names are built from it.
-	sum := sha256.Sum256([]byte(run.Dir()))
-	return &Kind{run: run, programs: programs, image: image, count: nodes, name: kindPrefix + hex.EncodeToString(sum[:])[:8],
+	return &Kind{run: run, programs: programs, image: image, count: nodes, name: kindPrefix + shortSum(run.Dir()),
 		provider: kind.NewProvider(kind.ProviderWithDocker())}
+}
+
+// shortSum stands for a folder in few characters: host names are built from it.
+func shortSum(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return hex.EncodeToString(sum[:])[:8]
 }
 
 // Kind is "kind".
@@ -112,7 +117,7 @@ func (k *Kind) Create(ctx context.Context, args ...string) (string, error) {
 	if k.admin != nil {
 		return "", fmt.Errorf("create cluster %s: it was created before", k.name)
 	}
-	for _, step := range []func(context.Context) error{k.boot, k.connect, k.joinPodNetworks, k.keepOff, k.ready, k.visitCluster, k.startEtcd} {
+	for _, step := range []func(context.Context) error{k.boot, k.connect, k.joinPodNetworks, k.keepOff, k.ready, k.complete, k.visitCluster, k.startEtcd} {
 		if err := step(ctx); err != nil {
 			return "", fmt.Errorf("create cluster %s: %w", k.name, err)
 		}

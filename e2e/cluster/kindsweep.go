@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"cozystack.io/upgrade-e2e/e2e/process"
@@ -20,23 +22,26 @@ func SweepKind(ctx context.Context, all bool) ([]string, error) {
 	if err != nil {
 		return nil, nil
 	}
+	clusters := map[string][]string{} // containers
+	for line := range strings.Lines(string(out)) {
+		if id, name, _ := strings.Cut(strings.TrimSpace(line), " "); strings.HasPrefix(name, kindPrefix) {
+			clusters[name] = append(clusters[name], id)
+		}
+	}
 	var lines []string
 	var errs []error
-	for line := range strings.Lines(string(out)) {
-		id, name, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if !strings.HasPrefix(name, kindPrefix) {
-			continue
-		}
-		dir, err := runOf(ctx, id)
+	for _, name := range slices.Sorted(maps.Keys(clusters)) {
+		dir, err := runOf(ctx, clusters[name])
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if dir == "" || process.Held(dir) || stays(dir) && !all {
+		if dir == "" || process.Held(dir) || stays(dir) && !all || inUse(dir) {
 			continue
 		}
-		if out, err := exec.CommandContext(ctx, "docker", "rm", "--force", "--volumes", id).CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("remove container %s of kind cluster %s: %w: %s", id, name, err, strings.TrimSpace(string(out))))
+		remove := append([]string{"rm", "--force", "--volumes"}, clusters[name]...)
+		if out, err := exec.CommandContext(ctx, "docker", remove...).CombinedOutput(); err != nil {
+			errs = append(errs, fmt.Errorf("remove the containers of kind cluster %s: %w: %s", name, err, strings.TrimSpace(string(out))))
 			continue
 		}
 		if stays(dir) {
@@ -47,12 +52,19 @@ func SweepKind(ctx context.Context, all bool) ([]string, error) {
 	return lines, errors.Join(errs...)
 }
 
-// runOf is the folder of the run that a node belongs to, by the folder that it mounts; "" for what is not ours.
-func runOf(ctx context.Context, container string) (string, error) {
+// inUse tells of the folder of a cluster that stays whether a run is on it.
+func inUse(dir string) bool {
+	last, err := os.ReadFile(filepath.Join(dir, visitorFile))
+	return err == nil && process.Held(string(last))
+}
+
+// runOf is the folder of the run that nodes belong to, by the folder that the control plane's mounts; "" for what is not ours, or is
+// without a control plane yet.
+func runOf(ctx context.Context, containers []string) (string, error) {
 	format := fmt.Sprintf(`{{range .Mounts}}{{if eq .Destination %q}}{{.Source}}{{end}}{{end}}`, auditMount)
-	out, err := exec.CommandContext(ctx, "docker", "inspect", "--format", format, container).Output()
+	out, err := exec.CommandContext(ctx, "docker", append([]string{"inspect", "--format", format}, containers...)...).Output()
 	if err != nil {
-		return "", fmt.Errorf("inspect container %s: %w", container, err)
+		return "", fmt.Errorf("inspect containers %s: %w", strings.Join(containers, ", "), err)
 	}
 	source := strings.TrimSpace(string(out))
 	if source == "" {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -29,7 +30,7 @@ const leaveBound = 5 * time.Minute
 // found is what a cluster held before a run.
 type found struct {
 	Namespaces []string `json:"namespaces"` // sorted
-	// UIDs and Names (resource.group name) are those of all objects without a namespace.
+	// UIDs and Names (resource.group name, or resource.group namespace/name) are those of all objects but events.
 	UIDs  sets.Set[types.UID] `json:"uids"`
 	Names sets.Set[string]    `json:"names"`
 }
@@ -49,6 +50,11 @@ func look(ctx context.Context, cfg *rest.Config) (*found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take stock of the cluster: %w", err)
 	}
+	scoped, err := l.scoped(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("take stock of the cluster: %w", err)
+	}
+	objects = append(objects, scoped...)
 	f := &found{UIDs: sets.New[types.UID](), Names: sets.New[string]()}
 	for _, o := range objects {
 		f.UIDs.Insert(o.UID)
@@ -62,10 +68,12 @@ func look(ctx context.Context, cfg *rest.Config) (*found, error) {
 }
 
 // Leave takes from an existing cluster what a run has made there, whose stock was taken into dir, and waits until it is gone. What
-// is new there and not known to be the run's is left, and the lines say what. Of a run that made nothing yet it takes nothing.
+// is new there and not known to be the run's is left, and the lines say what, of objects without a namespace. Of a run that made
+// nothing yet, and of a cluster that has gone, it takes nothing.
 //
 // The run's are: what its own clients have created, what releases of Helm in its namespaces have (annotation
-// meta.helm.sh/release-namespace), what belongs to these, and everything in a namespace or of a kind that is the run's.
+// meta.helm.sh/release-namespace), what belongs to these, and everything in a namespace or of a kind that is the run's. It is known by
+// its UID: a namespace that somebody made since under the same name is theirs.
 func Leave(ctx context.Context, dir string) ([]string, error) {
 	lines, err := leave(ctx, dir)
 	if err != nil {
@@ -90,6 +98,9 @@ func leave(ctx context.Context, dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if gone, err := outlived(dir); err != nil || gone {
+		return nil, err
+	}
 	_, cfg, err := load(filepath.Join(dir, stockKubeconfig))
 	if err != nil {
 		return nil, err
@@ -100,9 +111,11 @@ func leave(ctx context.Context, dir string) ([]string, error) {
 		return nil, err
 	}
 	l.before = before
-	l.know(list)
 	ctx, cancel := context.WithTimeout(ctx, leaveBound)
 	defer cancel()
+	if err := l.know(ctx, list); err != nil {
+		return nil, err
+	}
 	for _, step := range []func(context.Context) error{l.admission, l.inside, l.beside, l.rest, l.onNodes, l.gone} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -131,21 +144,60 @@ type leaving struct {
 	client metadata.Interface
 	before *found
 	made   map[types.UID]made
-	// namespaces and nodes are names of those that the run has made.
-	namespaces, nodes sets.Set[string]
+	// namespaces and nodes are names of the run's that are there; released has those too of its namespaces that are gone.
+	namespaces, released, nodes sets.Set[string]
 }
 
-func (l *leaving) know(list []made) {
-	l.made, l.namespaces, l.nodes = map[types.UID]made{}, sets.New[string](), sets.New[string]()
+// know finds out what of the run's is there.
+func (l *leaving) know(ctx context.Context, list []made) error {
+	l.made, l.namespaces, l.released, l.nodes = map[types.UID]made{}, sets.New[string](), sets.New[string](), sets.New[string]()
 	for _, m := range list {
 		l.made[m.UID] = m
-		switch m.GroupResource() {
-		case schema.GroupResource{Resource: "namespaces"}:
-			l.namespaces.Insert(m.Name)
-		case schema.GroupResource{Resource: "nodes"}:
-			l.nodes.Insert(m.Name)
+		if m.GroupResource() == (schema.GroupResource{Resource: "namespaces"}) {
+			l.released.Insert(m.Name)
 		}
 	}
+	objects, err := l.unscoped(ctx)
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		if _, ok := l.made[o.UID]; o.is("", "namespaces") && !ok {
+			l.released.Delete(o.Name) // somebody else's by now
+		}
+	}
+	// Releases may bring namespaces, and these have releases.
+	for known := -1; known < l.namespaces.Len(); {
+		known = l.namespaces.Len()
+		for _, o := range objects {
+			switch {
+			case l.before.UIDs.Has(o.UID) || !l.mine(o):
+			case o.is("", "namespaces"):
+				l.namespaces.Insert(o.Name)
+				l.released.Insert(o.Name)
+			case o.is("", "nodes"):
+				l.nodes.Insert(o.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// outlived tells whether the cluster that a stock was taken of has gone.
+func outlived(dir string) (bool, error) {
+	noted, err := os.ReadFile(filepath.Join(dir, stockCluster))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	marker, id, _ := strings.Cut(string(noted), "\n")
+	now, err := os.ReadFile(marker)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	return string(now) != id, nil
 }
 
 func newLeaving(cfg *rest.Config) (*leaving, error) {
@@ -213,6 +265,15 @@ func (l *leaving) unscoped(ctx context.Context) ([]object, error) {
 	return l.list(ctx, resources, metav1.ListOptions{})
 }
 
+// scoped are the objects in namespaces, but for events, which go with those.
+func (l *leaving) scoped(ctx context.Context) ([]object, error) {
+	resources, err := l.resources(true)
+	if err != nil {
+		return nil, err
+	}
+	return l.list(ctx, slices.DeleteFunc(resources, func(r schema.GroupVersionResource) bool { return r.Resource == "events" }), metav1.ListOptions{})
+}
+
 // ours are the objects without a namespace that the run has made, others those that are new and not known to be.
 func (l *leaving) ours(ctx context.Context) (ours, others []object, err error) {
 	all, err := l.unscoped(ctx)
@@ -236,7 +297,7 @@ func (l *leaving) mine(o object) bool {
 		return true
 	}
 	if ns := o.Annotations["meta.helm.sh/release-namespace"]; ns != "" {
-		return l.namespaces.Has(ns)
+		return l.released.Has(ns)
 	}
 	return slices.ContainsFunc(o.OwnerReferences, func(owner metav1.OwnerReference) bool {
 		_, ok := l.made[owner.UID]
@@ -283,18 +344,14 @@ func (l *leaving) admission(ctx context.Context) error {
 	}))
 }
 
-// inside empties the run's namespaces and deletes them.
+// inside empties the run's namespaces and deletes them, and what its releases have put into others.
 func (l *leaving) inside(ctx context.Context) error {
-	resources, err := l.resources(true)
-	if err != nil {
-		return err
-	}
-	all, err := l.list(ctx, resources, metav1.ListOptions{})
+	all, err := l.scoped(ctx)
 	if err != nil {
 		return err
 	}
 	err = l.remove(ctx, slices.DeleteFunc(all, func(o object) bool {
-		return !l.namespaces.Has(o.Namespace) || o.resource.Resource == "events" // these go with the namespace
+		return !l.namespaces.Has(o.Namespace) && (l.before.UIDs.Has(o.UID) || !l.mine(o))
 	}))
 	if err != nil {
 		return err

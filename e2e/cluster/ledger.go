@@ -72,6 +72,9 @@ func (t ledgerTransport) RoundTrip(request *http.Request) (*http.Response, error
 	if !ok || m.Namespace != "" && !t.ledger.found.namespace(m.Namespace) {
 		return t.next.RoundTrip(request) // what is in the run's own namespaces goes with them
 	}
+	if request.Method == http.MethodDelete && m.Name == "" {
+		return nil, fmt.Errorf("DELETE %s: what is there may be others'; a run deletes by name", request.URL.Path)
+	}
 	if request.Method != http.MethodGet && t.ledger.found.Names.Has(m.String()) {
 		return nil, fmt.Errorf("%s %s: it was on the cluster before the run, which must leave it as it is", request.Method, m)
 	}

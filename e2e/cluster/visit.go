@@ -24,6 +24,7 @@ const (
 	stockFound      = "found.json"
 	stockMade       = "made.jsonl"
 	stockKubeconfig = "admin.kubeconfig"
+	stockCluster    = "cluster" // path and content of the file that says which cluster it is, where one does
 )
 
 // visit is a run's stay on a cluster that outlives it.
@@ -34,11 +35,21 @@ type visit struct {
 }
 
 // begin writes down what is there and how to leave, before anything is made, and has admin's clients write down what they make.
-// leave is a command that calls Leave with the folder that is appended to it.
-func (v *visit) begin(ctx context.Context, run *process.Run, kubeconfig clientcmdapi.Config, admin *rest.Config, leave []string) error {
+// leave is a command that calls Leave with the folder that is appended to it. marker, unless it is "", is a file that has this content for
+// as long as the cluster is there.
+func (v *visit) begin(ctx context.Context, run *process.Run, kubeconfig clientcmdapi.Config, admin *rest.Config, leave []string, marker string) error {
 	v.stock = run.State("visit")
 	if err := os.Mkdir(v.stock, 0o700); err != nil {
 		return err
+	}
+	if marker != "" {
+		id, err := os.ReadFile(marker)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(v.stock, stockCluster), []byte(marker+"\n"+string(id)), 0o600); err != nil {
+			return err
+		}
 	}
 	if err := clientcmd.WriteToFile(kubeconfig, filepath.Join(v.stock, stockKubeconfig)); err != nil { // 0600
 		return err

@@ -32,10 +32,7 @@ func checkProvider(ctx context.Context, o Options) (*nodeimage.Image, error) {
 	}
 	switch o.Provider {
 	case "existing":
-		if _, err := os.Stat(o.AuditLog); err != nil {
-			return nil, usagef("AUDIT_LOG: %v", err)
-		}
-		if err := cluster.CheckExisting(ctx, o.Kubeconfig); err != nil {
+		if err := cluster.CheckExisting(ctx, o.Kubeconfig, o.AuditLog); err != nil {
 			return nil, usagef("%v", err)
 		}
 		return nil, nil

@@ -193,6 +193,12 @@ func sweepRun(dir string) (string, error) {
 		dir, len(killed), pidList(killed)), err
 }
 
+// Unfinished tells whether a run's folder still waits for its end: somebody holds it, or what it has left could not be ended.
+func Unfinished(dir string) bool {
+	_, err := os.Stat(lockPath(dir))
+	return err == nil
+}
+
 // Held tells whether a run, here or in another process, holds dir.
 func Held(dir string) bool {
 	lock, err := os.OpenFile(lockPath(dir), os.O_RDWR, 0)

@@ -24,7 +24,9 @@ type Shared struct {
 }
 
 // owns tells whether stand-ins may act on what is in a namespace.
-func (s *Simulation) owns(namespace string) bool { return s.o.Shared == nil || s.o.Shared.Owns(namespace) }
+func (s *Simulation) owns(namespace string) bool {
+	return s.o.Shared == nil || s.o.Shared.Owns(namespace)
+}
 
 // own has a stand-in look away from other users' namespaces. Of objects without a namespace it has to see itself whose they are.
 func (s *Simulation) own(r reconcile.Reconciler) reconcile.Reconciler {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -232,5 +233,29 @@ func TestJoin(t *testing.T) {
 func TestJoinNeedsAMatrix(t *testing.T) {
 	if _, err := readRows(t.TempDir()); !errors.As(err, new(harness.UsageError)) {
 		t.Errorf("a folder without a matrix: %v", err)
+	}
+}
+
+func TestRunsGetAbsolutePaths(t *testing.T) {
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{harness.EnvOld, harness.EnvNew, harness.EnvAuditLog, harness.EnvProvider, harness.EnvKubeconfig} {
+		t.Setenv(name, "")
+	}
+	t.Setenv(harness.EnvKubeconfig, "one:/two")
+	f := runFlags{old: "../cozystack@feat/branch", new: "/abs:olute@main", auditLog: "logs/audit.log", provider: "existing"}
+	if err := f.setEnvironment(); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		harness.EnvOld: filepath.Join(filepath.Dir(here), "cozystack@feat/branch"), harness.EnvNew: "/abs:olute@main",
+		harness.EnvAuditLog: filepath.Join(here, "logs/audit.log"), harness.EnvKubeconfig: filepath.Join(here, "one") + ":/two", harness.EnvProvider: "existing",
+	} {
+		if got := os.Getenv(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
 	}
 }

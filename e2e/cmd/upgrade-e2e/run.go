@@ -125,12 +125,8 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 			return "", "", err
 		}
 	}
-	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvReuse: f.reuse, harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
-		if value != "" {
-			if err := os.Setenv(name, value); err != nil {
-				return "", "", err
-			}
-		}
+	if err := f.setEnvironment(); err != nil {
+		return "", "", err
 	}
 	o, err := harness.FromEnvironment("check")
 	if err != nil {
@@ -155,6 +151,35 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 		}
 	}
 	return root, artifacts, build(ctx, root, f.flux, out)
+}
+
+// setEnvironment hands the flags on to the runs. These have another current folder: paths become absolute.
+func (f runFlags) setEnvironment() error {
+	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvReuse: f.reuse, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
+		if value != "" {
+			if err := os.Setenv(name, value); err != nil {
+				return err
+			}
+		}
+	}
+	for name, value := range map[string]string{harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvKubeconfig: os.Getenv(harness.EnvKubeconfig)} {
+		paths := filepath.SplitList(value)
+		if name != harness.EnvKubeconfig && value != "" {
+			paths = []string{value} // a path may hold a colon
+		}
+		for i := range paths {
+			var err error
+			if paths[i], err = filepath.Abs(paths[i]); err != nil { // of dir@ref, too
+				return err
+			}
+		}
+		if len(paths) > 0 {
+			if err := os.Setenv(name, strings.Join(paths, string(filepath.ListSeparator))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // build makes the programs that a run with this Flux needs.

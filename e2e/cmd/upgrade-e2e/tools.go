@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -51,11 +52,25 @@ func cleanCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			swept, err := process.Sweep(filepath.Join(root, "_artifacts"))
+			artifacts := filepath.Join(root, "_artifacts")
+			swept, err := process.Sweep(artifacts)
 			clusters, kindErr := cluster.SweepKind(cmd.Context(), true)
 			for _, line := range append(swept, clusters...) {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
-			return errors.Join(err, kindErr)
+			if err := errors.Join(err, kindErr); err != nil {
+				return err
+			}
+			// What says how to end them must not go before they have.
+			runs, err := filepath.Glob(filepath.Join(artifacts, "*"))
+			if err != nil {
+				return err
+			}
+			for _, run := range runs {
+				if info, err := os.Lstat(run); err == nil && info.IsDir() && process.Unfinished(run) {
+					return harness.UsageError{Line: fmt.Sprintf("clean: %s is still running, or what it has left could not be ended (see above); end it, or remove its folder yourself", run)}
+				}
+			}
+			return nil
 		}}
 }
