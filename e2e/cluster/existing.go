@@ -135,6 +135,32 @@ func usable(ctx context.Context, host string, client kubernetes.Interface) error
 	return nil
 }
 
+// DefaultClass is the name of a StorageClass that is the default of a kubeconfig's cluster, "" when there is none.
+func DefaultClass(ctx context.Context, kubeconfig string) (string, error) {
+	_, cfg, err := load(kubeconfig)
+	if err != nil {
+		return "", err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return "", fmt.Errorf("existing: kubeconfig %s: %w", kubeconfig, err)
+	}
+	return defaultClass(ctx, client)
+}
+
+func defaultClass(ctx context.Context, client kubernetes.Interface) (string, error) {
+	classes, err := client.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", fmt.Errorf("existing: list StorageClasses: %w", err)
+	}
+	for _, class := range classes.Items {
+		if class.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" {
+			return class.Name, nil
+		}
+	}
+	return "", nil
+}
+
 // auditBound is how long an API server may take to write down a request; the mode `batch` takes up to 30 s.
 const auditBound = 40 * time.Second
 

@@ -20,6 +20,8 @@ type Family struct {
 	Line      string // what the family is about, in a few words
 	Invalid   error  // a UsageError: its environment asks for what can't be
 	Scenarios []Scenario
+	// DefaultClass says that they take the platform's StorageClass for the cluster's default.
+	DefaultClass bool
 }
 
 // A Scenario is one row of the catalogue: what is given on the old platform, and what must hold after the upgrade.

@@ -23,6 +23,21 @@ func CheckProvider(ctx context.Context, o Options) error {
 	return err
 }
 
+// checkDefaultClass fails where somebody's default StorageClass stands in the way of a family that needs the platform's.
+func checkDefaultClass(ctx context.Context, o Options, family Family) error {
+	if o.Provider != "existing" || !family.DefaultClass {
+		return nil
+	}
+	class, err := cluster.DefaultClass(ctx, o.Kubeconfig)
+	if err != nil {
+		return usagef("%v", err)
+	}
+	if class != "" {
+		return usagef("existing: family %s needs the platform's StorageClass as the cluster's default, which is %s there; run it on a cluster without a default class", family.Name, class)
+	}
+	return nil
+}
+
 // checkProvider finds the image of kind's nodes as well; nil for a provider that has none.
 func checkProvider(ctx context.Context, o Options) (*nodeimage.Image, error) {
 	if o.leaver() != "" {
@@ -108,6 +123,14 @@ func expose(c cluster.Provider) func(port int) (host string, err error) {
 		Expose(port int) (host string, err error)
 	}); ok {
 		return e.Expose
+	}
+	return nil
+}
+
+// others are the namespaces of other users of a cluster.
+func others(c cluster.Provider) []string {
+	if o, ok := c.(interface{ Others() []string }); ok {
+		return o.Others()
 	}
 	return nil
 }

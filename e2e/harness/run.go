@@ -79,6 +79,9 @@ func (s *Suite) Main(m *testing.M) int {
 	if err != nil {
 		return usage(err)
 	}
+	if err := checkDefaultClass(context.Background(), o, s.family); err != nil {
+		return usage(err)
+	}
 	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, breakOff := context.WithCancelCause(signalled)
@@ -272,7 +275,7 @@ func (r *run) boot(ctx context.Context) error {
 	}
 	r.env = &platform.Env{
 		Config: r.cluster.KubernetesRestConfig(), Programs: r.programs.Dir, Processes: r.processes, Charts: charts,
-		PublishFirst: r.options.PublishFirst, Migrated: func() error { return r.recorder.Mark(history.PhaseMigrated) },
+		Outlived: r.options.leaver() != "", PublishFirst: r.options.PublishFirst, Migrated: func() error { return r.recorder.Mark(history.PhaseMigrated) },
 		ArtifactsDir: r.options.Dir, Log: func(format string, a ...any) { r.progress.Printf("  "+format, a...) },
 	}
 	if r.restored {
@@ -327,7 +330,7 @@ func (r *run) baseline(ctx context.Context) error {
 	var err error
 	r.recorder, err = history.Start(ctx, history.RecorderOptions{
 		Config: r.cluster.KubernetesRestConfig(), AuditLog: r.cluster.AuditLog(),
-		Out: filepath.Join(r.options.Dir, "history.jsonl"),
+		Out: filepath.Join(r.options.Dir, "history.jsonl"), Others: others(r.cluster),
 		Header: history.Header{RunID: filepath.Base(r.options.Dir), Family: r.family.Name, Provider: r.options.Provider,
 			Seed: r.options.Seed, Old: r.options.Old, New: r.options.New, Target: r.new.Target,
 			Tolerated: r.new.Profile.MayBeNotReady},

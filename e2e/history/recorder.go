@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +27,7 @@ type RecorderOptions struct {
 	Kinds    []schema.GroupVersionResource // nil: DefaultKinds
 	AuditLog string                        // path of the API server's audit log; "" records no writers, and no verdict can pass
 	Out      string                        // file to create
+	Others   []string                      // namespaces of other users, whose Secrets are not recorded
 	Header   Header                        // RunID, Family, Provider, Seed, Old, New; Start fills in the rest
 }
 
@@ -122,7 +124,7 @@ func start(ctx context.Context, o RecorderOptions, client dynamic.Interface, ser
 	r := &Recorder{last: map[Ref]time.Time{}}
 	for _, gvr := range served {
 		h.Kinds = append(h.Kinds, gvr.GroupResource().String())
-		r.kinds = append(r.kinds, newKind(gvr, client))
+		r.kinds = append(r.kinds, newKind(gvr, client, o.Others))
 	}
 	if r.file, err = create(ctx, o.Out, h); err != nil {
 		return nil, err
@@ -180,12 +182,14 @@ func split(kinds []schema.GroupVersionResource, serves func(string) (*metav1.API
 	return served, unserved, nil
 }
 
-func newKind(gvr schema.GroupVersionResource, client dynamic.Interface) *kind {
+func newKind(gvr schema.GroupVersionResource, client dynamic.Interface, others []string) *kind {
 	k := &kind{gvr: gvr, client: client.Resource(gvr), keep: func(*unstructured.Unstructured) bool { return true }, alive: map[string]*unstructured.Unstructured{}}
 	switch k.name() {
 	case "secrets":
 		k.fields = "type=helm.sh/release.v1"
-		k.keep = func(o *unstructured.Unstructured) bool { return o.Object["type"] == "helm.sh/release.v1" }
+		k.keep = func(o *unstructured.Unstructured) bool {
+			return o.Object["type"] == "helm.sh/release.v1" && !slices.Contains(others, o.GetNamespace())
+		}
 	case "configmaps":
 		k.client = client.Resource(gvr).Namespace(platformNamespace)
 	case "pods":

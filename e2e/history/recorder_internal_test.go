@@ -377,14 +377,15 @@ func TestKindsAreScoped(t *testing.T) {
 		{"pods", object(label("app", "x")), false},
 		{"secrets", object(kindType("helm.sh/release.v1")), true},
 		{"secrets", object(kindType("Opaque")), false},
+		{"secrets", object(func(o *unstructured.Unstructured) { o.Object["type"] = "helm.sh/release.v1"; o.SetNamespace("theirs") }), false},
 		{"namespaces", object(label("a", "b")), true},
 	} {
-		if got := newKind(schema.GroupVersionResource{Version: "v1", Resource: c.resource}, client).keep(c.o); got != c.want {
+		if got := newKind(schema.GroupVersionResource{Version: "v1", Resource: c.resource}, client, []string{"theirs"}).keep(c.o); got != c.want {
 			t.Errorf("%s %v: kept is %v", c.resource, c.o.Object, got)
 		}
 	}
 	for _, gvr := range DefaultKinds() {
-		if k := newKind(gvr, client); (k.fields != "") != (gvr.Resource == "secrets") {
+		if k := newKind(gvr, client, nil); (k.fields != "") != (gvr.Resource == "secrets") {
 			t.Errorf("%s has field selector %q", k.name(), k.fields)
 		}
 	}

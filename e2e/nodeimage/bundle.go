@@ -50,14 +50,14 @@ func Bundle(ctx context.Context, root, file string, out io.Writer) error {
 	if _, err := os.Stat(dir); err != nil {
 		return Error{"BUNDLE=" + file, fmt.Sprintf("%v; make its folder first", err)}
 	}
-	if err := room(dir, 2e9, "a bundle"); err != nil { // and the node image's archive on its way
-		return err
-	}
-	scratch, err := os.MkdirTemp(dir, ".bundle-")
+	scratch, unlock, err := programs.Lock(ctx, root, out)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(scratch)
+	defer unlock()
+	if err := errors.Join(room(scratch, 1e9, "the node image's archive"), room(dir, 1e9, "a bundle")); err != nil {
+		return err
+	}
 	node := filepath.Join(scratch, nodeFile)
 	if _, err := run(ctx, "docker", "save", "--output", node, i.Ref); err != nil {
 		return failf("save %s: %v", i.Ref, err)
@@ -67,10 +67,10 @@ func Bundle(ctx context.Context, root, file string, out io.Writer) error {
 		members = append(members, member{binFolder + name, filepath.Join(i.programs.Dir, name)})
 	}
 	members = append(members, member{hookFile, i.Hook}, member{nodeFile, node})
-	made := filepath.Join(scratch, filepath.Base(file))
+	made := file + ".part"
 	sum, err := writeBundle(ctx, made, index{carried.Recipe, i.Ref}, members)
 	if err != nil {
-		return fmt.Errorf("write bundle %s: %w", file, err)
+		return fmt.Errorf("write bundle %s: %w", file, errors.Join(err, os.Remove(made)))
 	}
 	// The old sum goes first: a bundle without one is refused, one with another's never passes.
 	if err := os.Remove(sumFile(file)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -86,7 +86,7 @@ func Bundle(ctx context.Context, root, file string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "bundle: %s with %d programs' files and %s, %d MB, written in %.0f s\n",
+	fmt.Fprintf(out, "bundle: %s with %d files of programs and %s, %d MB, written in %.0f s\n",
 		file, len(carried.Files), i.Ref, info.Size()/1e6, time.Since(start).Seconds())
 	return nil
 }
@@ -158,19 +158,20 @@ func Unbundle(ctx context.Context, root, file string, node bool, out io.Writer) 
 	if err != nil {
 		return err
 	}
+	there := carried.Current
+	var i *Image
 	if node {
-		if err := Engine(ctx); err != nil {
+		if i, err = describe(ctx, root); err != nil {
 			return err
 		}
-	}
-	if carried.Current {
-		i, err := Find(ctx, root)
+		loaded, err := i.Exists(ctx)
 		if err != nil {
 			return err
 		}
-		if there, err := i.Exists(ctx); !node || err == nil && there {
-			return nil
-		}
+		there = there && loaded
+	}
+	if there {
+		return nil
 	}
 	start := time.Now()
 	if err := checkSum(file); err != nil {
@@ -194,18 +195,17 @@ func Unbundle(ctx context.Context, root, file string, node bool, out io.Writer) 
 	if head.Recipe != carried.Recipe {
 		return refuse("its programs were made from another state of tools/; make it anew with `make e2e-bundle`")
 	}
-	bin := filepath.Join(root, "bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		return err
+	if node && head.Node != i.Ref {
+		return refuse("holds %s, and here it takes %s: it was made at another commit, or on a machine with other capabilities; make it anew with `make e2e-bundle`", head.Node, i.Ref)
 	}
-	if err := room(bin, 2e9, "what a bundle holds"); err != nil {
-		return err
-	}
-	scratch, err := os.MkdirTemp(bin, ".bundle-")
+	scratch, unlock, err := programs.Lock(ctx, root, out)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(scratch)
+	defer unlock()
+	if err := room(scratch, 2e9, "what a bundle holds"); err != nil {
+		return err
+	}
 	for {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -225,19 +225,12 @@ func Unbundle(ctx context.Context, root, file string, node bool, out io.Writer) 
 			return refuse("%v", err)
 		}
 	}
-	if err := carried.Install(ctx, root, scratch, out); err != nil {
+	if err := carried.Install(root, scratch); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "bundle: %d programs' files of %s in %.0f s\n", len(carried.Files), file, time.Since(start).Seconds())
+	fmt.Fprintf(out, "bundle: %d files of programs from %s in %.0f s\n", len(carried.Files), file, time.Since(start).Seconds())
 	if !node {
 		return nil
-	}
-	i, err := Find(ctx, root)
-	if err != nil {
-		return err
-	}
-	if head.Node != i.Ref {
-		return refuse("holds %s, and here it takes %s; make it anew with `make e2e-bundle`, on a machine with the same capabilities", head.Node, i.Ref)
 	}
 	return i.load(ctx, archive, scratch, out)
 }

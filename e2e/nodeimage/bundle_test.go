@@ -61,10 +61,10 @@ func TestABundleBringsThePrograms(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(root, "bin", ".bundle-*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(root, "bin", ".stage-*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if !strings.Contains(out.String(), "programs' files of "+file) {
+	if !strings.Contains(out.String(), "files of programs from "+file) {
 		t.Errorf("said %q", out.String())
 	}
 }

@@ -58,10 +58,19 @@ type Image struct {
 
 // Find tells which image the programs below root make. It need not exist.
 func Find(ctx context.Context, root string) (*Image, error) {
-	built, err := programs.Find(root, programs.NodeImage)
+	_, err := programs.Find(root, programs.NodeImage)
 	if missing := (*programs.MissingError)(nil); errors.As(err, &missing) {
 		return nil, failf("%s not built; run `make node-image`", strings.Join(missing.Names, ", "))
 	}
+	if err != nil {
+		return nil, err
+	}
+	return describe(ctx, root)
+}
+
+// describe is Find before the programs are there.
+func describe(ctx context.Context, root string) (*Image, error) {
+	at, err := programs.At(root)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +85,7 @@ func Find(ctx context.Context, root string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Image{root: root, programs: built, kind: kind, less: less}
+	i := &Image{root: root, programs: at, kind: kind, less: less}
 	if i.key, err = i.hash(); err != nil {
 		return nil, err
 	}
@@ -88,14 +97,23 @@ func Find(ctx context.Context, root string) (*Image, error) {
 // path is a file beside the programs.
 func (i *Image) path(name string) string { return filepath.Join(i.programs.Dir, "node-image", name) }
 
+// recipe stands for the programs: by what they are made of, or, for some of KUBEBUILDER_ASSETS, by their files.
+func (i *Image) recipe() (string, error) {
+	if os.Getenv("KUBEBUILDER_ASSETS") != "" {
+		return i.programs.Fingerprint()
+	}
+	carried, err := programs.Carry(i.root, programs.NodeImage)
+	return carried.Recipe, err
+}
+
 // hash is the key of what the image is made of.
 func (i *Image) hash() (string, error) {
 	h := sha256.New()
-	fingerprint, err := i.programs.Fingerprint()
+	recipe, err := i.recipe()
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintln(h, fingerprint, filepath.Base(i.kind), i.less)
+	fmt.Fprintln(h, recipe, filepath.Base(i.kind), i.less)
 	for _, files := range []fs.FS{sources, kindconfig.Node} {
 		err := fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {

@@ -25,9 +25,11 @@ var crds = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefini
 type applier struct {
 	client dynamic.Interface
 	getter *getter
+	// outlived is Env's.
+	outlived bool
 }
 
-func newApplier(config *rest.Config) (*applier, error) {
+func newApplier(config *rest.Config, outlived bool) (*applier, error) {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -36,7 +38,7 @@ func newApplier(config *rest.Config) (*applier, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &applier{client, g}, nil
+	return &applier{client, g, outlived}, nil
 }
 
 // apply applies the objects side by side; `from` says where they come from.
@@ -57,6 +59,15 @@ func (a *applier) apply(ctx context.Context, from string, objects []*unstructure
 				}
 				resource = a.client.Resource(mapping.Resource).Namespace(o.GetNamespace())
 			}
+			if a.outlived {
+				var theirs bool
+				if o, theirs, err = a.beside(ctx, resource, o); err != nil {
+					return fmt.Errorf("apply %s of %s: %w", what, from, err)
+				}
+				if theirs {
+					return nil
+				}
+			}
 			if _, err = resource.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
 				return fmt.Errorf("apply %s of %s: %w", what, from, err)
 			}
@@ -64,6 +75,36 @@ func (a *applier) apply(ctx context.Context, from string, objects []*unstructure
 		})
 	}
 	return group.Wait()
+}
+
+// defaultClass is the annotation of the StorageClass for claims that name none; of several it is the newest.
+const defaultClass = "storageclass.kubernetes.io/is-default-class"
+
+// beside is an object as it is to be applied on a cluster that others use; theirs tells that they have it already.
+func (a *applier) beside(ctx context.Context, resource dynamic.ResourceInterface, o *unstructured.Unstructured) (_ *unstructured.Unstructured, theirs bool, err error) {
+	live, err := resource.Get(ctx, o.GetName(), metav1.GetOptions{})
+	if err == nil {
+		theirs = !managed(live)
+	} else if !apierrors.IsNotFound(err) {
+		return nil, false, err
+	}
+	if o.GetKind() != "StorageClass" || o.GetAnnotations()[defaultClass] != "true" {
+		return o, theirs, nil
+	}
+	classes, err := resource.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, false, err
+	}
+	for _, class := range classes.Items {
+		if class.GetAnnotations()[defaultClass] == "true" && !managed(&class) {
+			o = o.DeepCopy()
+			annotations := o.GetAnnotations()
+			delete(annotations, defaultClass)
+			o.SetAnnotations(annotations)
+			break
+		}
+	}
+	return o, theirs, nil
 }
 
 // mapping looks a kind up; the mapper itself reads discovery again when it does not know one.

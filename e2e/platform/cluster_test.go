@@ -17,9 +17,11 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -87,7 +89,7 @@ func applySourceCRDs(t *testing.T, e *Env, manifest string) {
 		t.Fatal(err)
 	}
 	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() != "CustomResourceDefinition" })
-	a, err := newApplier(e.Config)
+	a, err := newApplier(e.Config, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,9 +247,71 @@ func equal(a, b map[string]Revision) bool {
 	return true
 }
 
+// besideOthers applies a default StorageClass and a Service to a cluster with a default class and such a Service.
+func besideOthers(t *testing.T, e *Env, client kubernetes.Interface) {
+	class := func(name string, annotations map[string]string) *storagev1.StorageClass {
+		return &storagev1.StorageClass{TypeMeta: metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "StorageClass"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}, Provisioner: "example.org/" + name}
+	}
+	service := func(port int32) *corev1.Service {
+		return &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port}}}}
+	}
+	wanted := func() []*unstructured.Unstructured {
+		var list []*unstructured.Unstructured
+		for _, o := range []any{class("ours", map[string]string{defaultClass: "true", "keep": "this"}), service(54)} {
+			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, &unstructured.Unstructured{Object: content})
+		}
+		return list
+	}
+	if _, err := client.CoreV1().Services("default").Create(t.Context(), service(53), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		outlived bool
+		theirs   bool // a default class of somebody's is there
+		isOurs   string
+		port     int32
+	}{{true, false, "true", 53}, {true, true, "", 53}, {false, true, "true", 54}} {
+		if c.theirs {
+			_, err := client.StorageV1().StorageClasses().Create(t.Context(), class("theirs", map[string]string{defaultClass: "true"}), metav1.CreateOptions{})
+			if err != nil && !apierrors.IsAlreadyExists(err) {
+				t.Fatal(err)
+			}
+		}
+		a, err := newApplier(e.Config, c.outlived)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // what is ours by now is no one else's
+			if err := a.apply(t.Context(), "test", wanted()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := client.StorageV1().StorageClasses().Get(t.Context(), "ours", metav1.GetOptions{})
+		if err != nil || got.Annotations[defaultClass] != c.isOurs || got.Annotations["keep"] != "this" {
+			t.Errorf("%+v: class is %v, %v", c, got.Annotations, err)
+		}
+		dns, err := client.CoreV1().Services("default").Get(t.Context(), "dns", metav1.GetOptions{})
+		if err != nil || dns.Spec.Ports[0].Port != c.port {
+			t.Errorf("%+v: their Service has %v, %v", c, dns.Spec.Ports, err)
+		}
+	}
+	for _, name := range []string{"ours", "theirs"} {
+		if err := client.StorageV1().StorageClasses().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestUpgradeOnACluster(t *testing.T) {
 	e := boot(t)
 	client := kubernetes.NewForConfigOrDie(e.Config)
+	t.Run("what others have stays as it is", func(t *testing.T) { besideOthers(t, e, client) })
 	oldTree, newTree, badTree := testTree(t), testTree(t), testTree(t)
 	replaceIn(t, filepath.Join(oldTree, "packages/core/platform/values.yaml"), "targetVersion: 3", "targetVersion: 2")
 	if err := os.Remove(filepath.Join(oldTree, "packages/core/platform/sources/web.yaml")); err != nil {

@@ -74,6 +74,9 @@ type Env struct {
 	PublishFirst bool
 	// RealPods says that pods of Jobs run on a node that is no stand-in, which has their logs.
 	RealPods bool
+	// Outlived says that the cluster stays when the run ends: objects that were there before are left as they are, and what users make
+	// meanwhile does not get our default StorageClass where they have one.
+	Outlived bool
 	// HookTimeout bounds the platform chart's hooks; 0 means 10 minutes.
 	HookTimeout time.Duration
 }

@@ -54,7 +54,7 @@ func runMigrations(ctx context.Context, e *Env, from int) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := newApplier(config)
+	a, err := newApplier(config, e.Outlived)
 	if err != nil {
 		return nil, err
 	}

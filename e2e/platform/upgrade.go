@@ -76,7 +76,7 @@ func Install(ctx context.Context, e *Env, v *Version) error {
 	if err != nil {
 		return fmt.Errorf("install platform %q: %w", v.Spec, err)
 	}
-	if err := surround(ctx, config, v, true); err != nil {
+	if err := surround(ctx, config, v, true, e.Outlived); err != nil {
 		return fmt.Errorf("install platform %q: %w", v.Spec, err)
 	}
 	helm, err := e.helm(config)
@@ -149,7 +149,7 @@ func Upgrade(ctx context.Context, e *Env, v *Version) (*Outcome, error) {
 		return nil, err
 	}
 	e.logf("upgraded release %s to platform version %d in %s", Release, v.Target, out.HookDone.Sub(out.Started).Round(time.Millisecond))
-	if err := surround(ctx, config, v, false); err != nil {
+	if err := surround(ctx, config, v, false, e.Outlived); err != nil {
 		return nil, fmt.Errorf("upgrade to platform %q: %w", v.Spec, err)
 	}
 	if err := Publish(ctx, e, v); err != nil {
@@ -179,8 +179,8 @@ func ran(rel *release.Release, since time.Time) bool {
 
 // surround brings what of the profile surrounds the charts. Unless the cluster is a fresh one, that is only what the
 // tree itself carries; the profile's own objects do not change with the version.
-func surround(ctx context.Context, config *rest.Config, v *Version, fresh bool) error {
-	a, err := newApplier(config)
+func surround(ctx context.Context, config *rest.Config, v *Version, fresh, outlived bool) error {
+	a, err := newApplier(config, outlived)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // Carried says what it takes to bring what Build makes to another machine.
@@ -41,6 +42,7 @@ func carry(root string, tools []tool) (Carried, error) {
 	}
 	b := &builder{root: filepath.Dir(p.Dir), programs: p}
 	h := sha256.New()
+	fmt.Fprintln(h, runtime.GOARCH)
 	var c Carried
 	for _, t := range tools {
 		jobs, err := b.jobs(t)
@@ -58,19 +60,39 @@ func carry(root string, tools []tool) (Carried, error) {
 	return c, err
 }
 
-// Install moves the files of a Carried, which lie below from in the same order of folders, to their places below root. A build at the same
-// time is waited for, with a line on out.
-func (c Carried) Install(ctx context.Context, root, from string, out io.Writer) error {
+// Lock keeps builds below root waiting until unlock is called, and makes a folder below bin that the next build removes should nobody
+// else do. A build that is at work is waited for, with a line on out.
+func Lock(ctx context.Context, root string, out io.Writer) (scratch string, unlock func(), err error) {
+	p, err := at(root)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
+		return "", nil, fmt.Errorf("tools: %w", err)
+	}
+	b := &builder{programs: p, out: out}
+	release, err := b.lock(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := b.sweep(); err != nil {
+		release()
+		return "", nil, err
+	}
+	if scratch, err = os.MkdirTemp(p.Dir, stagePrefix); err != nil {
+		release()
+		return "", nil, fmt.Errorf("tools: %w", err)
+	}
+	return scratch, func() { _ = os.RemoveAll(scratch); release() }, nil
+}
+
+// Install moves the files of a Carried, which lie below from in the same order of folders, to their places below root. The caller holds
+// the Lock.
+func (c Carried) Install(root, from string) error {
 	p, err := at(root)
 	if err != nil {
 		return err
 	}
-	b := &builder{programs: p, out: out}
-	unlock, err := b.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	for _, file := range c.Files {
 		place := filepath.Join(p.Dir, file)
 		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {

@@ -28,11 +28,16 @@ func TestWhatIsCarriedIsNotBuiltAgain(t *testing.T) {
 		t.Fatalf("a checkout with the same sources: %+v, want recipe %s, %v", other, built.Recipe, err)
 	}
 	var out bytes.Buffer
-	if err := os.MkdirAll(filepath.Join(there, "bin"), 0o755); err != nil {
+	scratch, unlock, err := Lock(t.Context(), there, &out)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Install(t.Context(), there, filepath.Join(here, "bin"), &out); err != nil {
+	if err := other.Install(there, filepath.Join(here, "bin")); err != nil {
 		t.Fatal(err)
+	}
+	unlock()
+	if _, err := os.Stat(scratch); err == nil || filepath.Dir(scratch) != filepath.Join(there, "bin") {
+		t.Errorf("folder %s, which is to be below bin, is still there", scratch)
 	}
 	if lines, err := run(t, there, hello); err != nil || count(lines, `built in`) != 0 {
 		t.Errorf("the other checkout builds again: %q, %v", lines, err)

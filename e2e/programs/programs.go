@@ -227,7 +227,9 @@ func find(root string, tools []tool) (*Programs, error) {
 	return p, nil
 }
 
-// at is where programs below root are, whether they exist or not.
+// At is where programs below root are, whether they exist or not.
+func At(root string) (*Programs, error) { return at(root) }
+
 func at(root string) (*Programs, error) {
 	abs, err := filepath.Abs(root)
 	if err != nil {

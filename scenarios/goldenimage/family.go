@@ -12,6 +12,8 @@ func Family() harness.Family {
 		Name:    "goldenimage",
 		Line:    "disks cloned from one image: by the storage or not at all, and only for pools that ask for it",
 		Invalid: err,
+
+		DefaultClass: true,
 		Scenarios: []harness.Scenario{
 			StorageLayer(clones),
 			NotAdopting(),
