@@ -308,20 +308,41 @@ type follower struct {
 	of        *started
 	container string // that was read last …
 	since     *metav1.Time
+	ended     string // the last one that was read to its end
 }
 
-// copy reads on until the container ends or the connection does. Where none runs yet there is nothing to read.
+// container is the last that was started in a pod, and whether it has ended: one that dies at once is hardly ever seen running.
+func container(status corev1.ContainerStatus) (id string, ended bool) {
+	for _, state := range []corev1.ContainerState{status.State, status.LastTerminationState} {
+		if state.Running != nil {
+			return status.ContainerID, false
+		}
+		if state.Terminated != nil {
+			return state.Terminated.ContainerID, true
+		}
+	}
+	return "", false
+}
+
+// copy reads on until the container ends or the connection does. Where none has run yet there is nothing to read.
 func (f *follower) copy(ctx context.Context, to io.Writer) error {
 	pod, err := f.pod(ctx, f.of)
 	if err != nil {
 		return nil // not made yet
 	}
 	statuses := pod.Status.ContainerStatuses
-	if len(statuses) == 0 || statuses[0].State.Running == nil {
+	if len(statuses) == 0 {
 		return nil
 	}
-	if id := statuses[0].ContainerID; id != f.container {
+	id, ended := container(statuses[0])
+	if id == "" || id == f.ended {
+		return nil
+	}
+	if id != f.container {
 		f.container, f.since = id, nil
+	}
+	if ended {
+		f.ended = id
 	}
 	log, err := f.api.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Follow: true, SinceTime: f.since}).Stream(ctx)
 	if err != nil {

@@ -194,3 +194,23 @@ func TestEveryControllerHasAnImage(t *testing.T) {
 		}
 	}
 }
+
+func TestTheLogOfAContainerThatDiedIsRead(t *testing.T) {
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	dead := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ContainerID: "dead"}}
+	waiting := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+	for name, c := range map[string]struct {
+		status corev1.ContainerStatus
+		id     string
+		ended  bool
+	}{
+		"not started": {corev1.ContainerStatus{State: waiting}, "", false},
+		"runs":        {corev1.ContainerStatus{State: running, ContainerID: "new", LastTerminationState: dead}, "new", false},
+		"has ended":   {corev1.ContainerStatus{State: dead}, "dead", true},
+		"waits":       {corev1.ContainerStatus{State: waiting, LastTerminationState: dead}, "dead", true},
+	} {
+		if id, ended := container(c.status); id != c.id || ended != c.ended {
+			t.Errorf("%s: %q, ended %v", name, id, ended)
+		}
+	}
+}

@@ -27,8 +27,8 @@ const (
 // GoldenFailed has a pool that asks for an image that is Failed, and one that asks for an image whose importer crashes.
 func GoldenFailed() harness.Scenario {
 	t := tenant.New("failed")
-	prod := t.Cluster("prod")
-	refusedPool, waiting := prod.Pool("md0"), prod.Pool("md1")
+	// In clusters of their own: before the split a refusal holds up all pools of a cluster.
+	refusedPool, waiting := t.Cluster("prod").Pool("md0"), t.Cluster("later").Pool("md0")
 	because := regexp.MustCompile(golden(lost).Name + `"? .*failed`)
 	checks := append(refusal(refusedPool, because), verify.BaselineWorkersLive(subject(waiting)),
 		verify.CloneWaits(subject(waiting), golden(crashing), regexp.MustCompile(`source/target size info missing`)))
