@@ -55,9 +55,10 @@ func openLedger(path string, before *found) (*ledger, error) {
 	return &ledger{file: f, namespaces: map[string]bool{}, found: before}, nil
 }
 
-// track has clients of cfg write down what they create. They speak JSON from then on, which the ledger reads.
+// track has clients of cfg write down what they create. They speak JSON from then on, which the ledger reads, and take whatever they are
+// given where it is not the API server that answers, such as a pod behind it.
 func (l *ledger) track(cfg *rest.Config) {
-	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON+", */*"
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return ledgerTransport{l, next} })
 }
 
