@@ -247,19 +247,19 @@ func equal(a, b map[string]Revision) bool {
 	return true
 }
 
-// besideOthers applies a default StorageClass and a Service to a cluster with a default class and such a Service.
+// besideOthers applies a default StorageClass and a ConfigMap to a cluster with a default class and such a ConfigMap.
 func besideOthers(t *testing.T, e *Env, client kubernetes.Interface) {
 	class := func(name string, annotations map[string]string) *storagev1.StorageClass {
 		return &storagev1.StorageClass{TypeMeta: metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "StorageClass"},
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}, Provisioner: "example.org/" + name}
 	}
-	service := func(port int32) *corev1.Service {
-		return &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns"},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port}}}}
+	settings := func(of string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns"},
+			Data: map[string]string{"of": of}}
 	}
 	wanted := func() []*unstructured.Unstructured {
 		var list []*unstructured.Unstructured
-		for _, o := range []any{class("ours", map[string]string{defaultClass: "true", "keep": "this"}), service(54)} {
+		for _, o := range []any{class("ours", map[string]string{defaultClass: "true", "keep": "this"}), settings("ours")} {
 			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 			if err != nil {
 				t.Fatal(err)
@@ -268,15 +268,15 @@ func besideOthers(t *testing.T, e *Env, client kubernetes.Interface) {
 		}
 		return list
 	}
-	if _, err := client.CoreV1().Services("default").Create(t.Context(), service(53), metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), settings("theirs"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		outlived bool
-		theirs   bool // a default class of somebody's is there
-		isOurs   string
-		port     int32
-	}{{true, false, "true", 53}, {true, true, "", 53}, {false, true, "true", 54}} {
+		theirs   bool   // a default class of somebody's is there
+		isOurs   string // whether the platform's class is the default
+		of       string // whose the ConfigMap is
+	}{{true, false, "true", "theirs"}, {true, true, "", "theirs"}, {false, true, "true", "ours"}} {
 		if c.theirs {
 			_, err := client.StorageV1().StorageClasses().Create(t.Context(), class("theirs", map[string]string{defaultClass: "true"}), metav1.CreateOptions{})
 			if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -296,9 +296,9 @@ func besideOthers(t *testing.T, e *Env, client kubernetes.Interface) {
 		if err != nil || got.Annotations[defaultClass] != c.isOurs || got.Annotations["keep"] != "this" {
 			t.Errorf("%+v: class is %v, %v", c, got.Annotations, err)
 		}
-		dns, err := client.CoreV1().Services("default").Get(t.Context(), "dns", metav1.GetOptions{})
-		if err != nil || dns.Spec.Ports[0].Port != c.port {
-			t.Errorf("%+v: their Service has %v, %v", c, dns.Spec.Ports, err)
+		dns, err := client.CoreV1().ConfigMaps("default").Get(t.Context(), "dns", metav1.GetOptions{})
+		if err != nil || dns.Data["of"] != c.of {
+			t.Errorf("%+v: their ConfigMap has %v, %v", c, dns.Data, err)
 		}
 	}
 	for _, name := range []string{"ours", "theirs"} {
