@@ -77,8 +77,12 @@ func (a *applier) apply(ctx context.Context, from string, objects []*unstructure
 	return group.Wait()
 }
 
-// defaultClass is the annotation of the StorageClass for claims that name none; of several it is the newest.
-const defaultClass = "storageclass.kubernetes.io/is-default-class"
+const (
+	// defaultClass is the annotation of the StorageClass for claims that name none; of several it is the newest.
+	defaultClass = "storageclass.kubernetes.io/is-default-class"
+	// virtDefaultClass is CDI's, for disks of virtual machines; it comes before the other.
+	virtDefaultClass = "storageclass.kubevirt.io/is-default-virt-class"
+)
 
 // beside is an object as it is to be applied on a cluster that others use; theirs tells that they have it already.
 func (a *applier) beside(ctx context.Context, resource dynamic.ResourceInterface, o *unstructured.Unstructured) (_ *unstructured.Unstructured, theirs bool, err error) {
@@ -100,6 +104,7 @@ func (a *applier) beside(ctx context.Context, resource dynamic.ResourceInterface
 			o = o.DeepCopy()
 			annotations := o.GetAnnotations()
 			delete(annotations, defaultClass)
+			annotations[virtDefaultClass] = "true"
 			o.SetAnnotations(annotations)
 			break
 		}

@@ -293,7 +293,7 @@ func besideOthers(t *testing.T, e *Env, client kubernetes.Interface) {
 			}
 		}
 		got, err := client.StorageV1().StorageClasses().Get(t.Context(), "ours", metav1.GetOptions{})
-		if err != nil || got.Annotations[defaultClass] != c.isOurs || got.Annotations["keep"] != "this" {
+		if err != nil || got.Annotations[defaultClass] != c.isOurs || (got.Annotations[virtDefaultClass] == "true") != (c.outlived && c.theirs) || got.Annotations["keep"] != "this" {
 			t.Errorf("%+v: class is %v, %v", c, got.Annotations, err)
 		}
 		dns, err := client.CoreV1().ConfigMaps("default").Get(t.Context(), "dns", metav1.GetOptions{})
