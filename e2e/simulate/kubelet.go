@@ -29,8 +29,9 @@ var kubeletStandIn = standIn{
 		// What a node needs to run a pod: its ConfigMaps and Secrets, and tokens for its ServiceAccount.
 		allow("", []string{"configmaps", "secrets"}, "get"),
 		allow("", []string{"serviceaccounts/token"}, "create"),
-		// To send pods to the played nodes of a shared cluster.
+		// To send pods to the played nodes of a shared cluster, and claims to the platform's class.
 		allow("admissionregistration.k8s.io", []string{"mutatingwebhookconfigurations"}, "create", "patch"),
+		allow("storage.k8s.io", []string{"storageclasses"}, "list"),
 	},
 	setup: setupKubelet,
 }

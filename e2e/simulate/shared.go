@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -44,7 +46,8 @@ func (s *Simulation) own(r reconcile.Reconciler) reconcile.Reconciler {
 // playedKey is the label of a played node on a shared cluster, and its taint.
 const playedKey = "upgrade-e2e.cozystack.io/played"
 
-// apart sends the run's pods to the played nodes, which let nobody else's in.
+// apart sends the run's pods to the played nodes, which let nobody else's in, and gives the run's claims the platform's default class
+// where others have one.
 type apart struct {
 	sim    *Simulation
 	client client.Client
@@ -52,28 +55,59 @@ type apart struct {
 
 // Start implements manager.Runnable.
 func (a *apart) Start(ctx context.Context) error {
-	const path = "/pods"
+	const pods, claims = "/pods", "/persistentvolumeclaims"
 	handle := http.NewServeMux()
-	handle.HandleFunc(path, review(a.sim.o.Shared.place))
+	handle.HandleFunc(pods, review(a.sim.o.Shared.place))
+	handle.HandleFunc(claims, review(func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse { return a.provide(ctx, r) }))
 	return a.sim.serveWebhooks(ctx, "played-nodes", handle, func(address string, ca []byte) error {
+		var hooks []admissionregistrationv1.MutatingWebhook
+		for _, path := range []string{pods, claims} {
+			hooks = append(hooks, a.hook(address, path, ca))
+		}
 		return apply(ctx, a.client, &admissionregistrationv1.MutatingWebhookConfiguration{
 			TypeMeta:   metav1.TypeMeta{APIVersion: admissionregistrationv1.SchemeGroupVersion.String(), Kind: "MutatingWebhookConfiguration"},
 			ObjectMeta: metav1.ObjectMeta{Name: "upgrade-e2e-played-nodes"},
-			Webhooks: []admissionregistrationv1.MutatingWebhook{{
-				Name: "pods.upgrade-e2e.cozystack.io", ClientConfig: webhookAt(address, path, ca), SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
-				AdmissionReviewVersions: []string{"v1"},
-				Rules: []admissionregistrationv1.RuleWithOperations{{
-					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-					Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}},
-				// Pods of namespaces that were there before are never asked about; others are kept waiting for so long at most when this
-				// run has ended without taking the webhook away.
-				TimeoutSeconds: ptr.To[int32](2),
-				NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-					{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: a.sim.o.Shared.Others}}},
-				FailurePolicy: ptr.To(admissionregistrationv1.Ignore),
-			}},
+			Webhooks:   hooks,
 		})
 	})
+}
+
+// hook asks about what is created of the resource that path names, in namespaces that were not there before.
+func (a *apart) hook(address, path string, ca []byte) admissionregistrationv1.MutatingWebhook {
+	resource := strings.TrimPrefix(path, "/")
+	return admissionregistrationv1.MutatingWebhook{
+		Name: resource + ".upgrade-e2e.cozystack.io", ClientConfig: webhookAt(address, path, ca), SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
+		AdmissionReviewVersions: []string{"v1"},
+		Rules: []admissionregistrationv1.RuleWithOperations{{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource}}}},
+		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: a.sim.o.Shared.Others}}},
+		// Nobody is kept waiting for longer when this run has ended without taking the webhook away.
+		TimeoutSeconds: ptr.To[int32](2),
+		FailurePolicy:  ptr.To(admissionregistrationv1.Ignore),
+	}
+}
+
+// provide answers for a claim: one of the run's that was given others' default class, by the API server, gets the platform's instead,
+// which is CDI's default where it can't be Kubernetes'.
+func (a *apart) provide(ctx context.Context, r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	if !a.sim.owns(r.Namespace) {
+		return allowed()
+	}
+	var claim corev1.PersistentVolumeClaim
+	if err := json.Unmarshal(r.Object.Raw, &claim); err != nil {
+		return failure(err)
+	}
+	var classes storagev1.StorageClassList
+	if err := a.client.List(ctx, &classes); err != nil {
+		return failure(err)
+	}
+	theirs, platforms := newest(classes.Items, defaultClassKey), newest(classes.Items, virtDefaultClassKey)
+	if theirs == nil || platforms == nil || ptr.Deref(claim.Spec.StorageClassName, "") != theirs.Name {
+		return allowed()
+	}
+	return patched(map[string]any{"op": "add", "path": "/spec/storageClassName", "value": platforms.Name})
 }
 
 // place answers for a pod: one of the run's gets what the played nodes ask for.
@@ -90,10 +124,12 @@ func (s *Shared) place(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionRe
 		selector[k] = v
 	}
 	tolerations := append(pod.Spec.Tolerations, corev1.Toleration{Key: playedKey, Operator: corev1.TolerationOpExists})
-	patch, err := json.Marshal([]map[string]any{
-		{"op": "add", "path": "/spec/nodeSelector", "value": selector},
-		{"op": "add", "path": "/spec/tolerations", "value": tolerations},
-	})
+	return patched(map[string]any{"op": "add", "path": "/spec/nodeSelector", "value": selector},
+		map[string]any{"op": "add", "path": "/spec/tolerations", "value": tolerations})
+}
+
+func patched(operations ...map[string]any) *admissionv1.AdmissionResponse {
+	patch, err := json.Marshal(operations)
 	if err != nil {
 		return failure(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -94,6 +95,34 @@ func TestOnASharedClusterStandInsLookAwayFromOthers(t *testing.T) {
 		t.Error("a played node has no address")
 	} else if setApart(node); len(node.Status.Addresses) > 0 {
 		t.Errorf("on a shared cluster it has %v, to which networks make routes", node.Status.Addresses)
+	}
+}
+
+func TestOnASharedClusterClaimsGetThePlatformsClass(t *testing.T) {
+	class := func(name, key string) *storagev1.StorageClass {
+		return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{key: "true"}}}
+	}
+	theirs, platforms := class("theirs", defaultClassKey), class("platforms", virtDefaultClassKey)
+	shared := &Simulation{o: Options{Shared: &Shared{Owns: func(namespace string) bool { return namespace == "ours" }}}}
+	for name, c := range map[string]struct {
+		namespace, of string
+		classes       []client.Object
+		want          string
+	}{
+		"the run's, by default":     {"ours", "theirs", []client.Object{theirs, platforms}, `[{"op":"add","path":"/spec/storageClassName","value":"platforms"}]`},
+		"the run's, of a class":     {"ours", "local", []client.Object{theirs, platforms}, ""},
+		"somebody else's":           {"theirs", "theirs", []client.Object{theirs, platforms}, ""},
+		"the platform's is default": {"ours", "platforms", []client.Object{class("platforms", defaultClassKey)}, ""},
+	} {
+		a := &apart{sim: shared, client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.classes...).Build()}
+		raw, err := json.Marshal(corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &c.of}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := a.provide(t.Context(), &admissionv1.AdmissionRequest{Namespace: c.namespace, Object: runtime.RawExtension{Raw: raw}})
+		if !answer.Allowed || string(answer.Patch) != c.want {
+			t.Errorf("%s: allowed %v, patch %s, want %q", name, answer.Allowed, answer.Patch, c.want)
+		}
 	}
 }
 
