@@ -276,15 +276,15 @@ func readIndex(archive *tar.Reader) (index, error) {
 
 // checkSum compares a bundle with what its .sha256 says.
 func checkSum(file string) error {
-	text, err := os.ReadFile(sumFile(file))
-	if err != nil {
-		return fmt.Errorf("%w; `make e2e-bundle` writes it beside the bundle: bring both", err)
-	}
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	text, err := os.ReadFile(sumFile(file))
+	if err != nil {
+		return fmt.Errorf("%w; `make e2e-bundle` writes it beside the bundle: bring both", err)
+	}
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
 		return err
