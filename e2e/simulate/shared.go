@@ -83,8 +83,9 @@ func (a *apart) hook(address, path string, ca []byte) admissionregistrationv1.Mu
 			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource}}}},
 		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 			{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: a.sim.o.Shared.Others}}},
-		// Nobody is kept waiting for longer when this run has ended without taking the webhook away.
-		TimeoutSeconds: ptr.To[int32](2),
+		// As long as somebody may be kept waiting when this run has ended without taking the webhook away. In 2 s a busy machine had not
+		// answered for some of the run's own.
+		TimeoutSeconds: ptr.To[int32](10),
 		FailurePolicy:  ptr.To(admissionregistrationv1.Ignore),
 	}
 }
