@@ -12,11 +12,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 // TestExistingTakesAwayWhatItMade has a run on a cluster of somebody else's, and looks at what is there before and after.
@@ -237,5 +239,20 @@ func TestExistingIsRefusedInOneLine(t *testing.T) {
 	err := CheckExisting(t.Context(), missing, missing)
 	if err == nil || !strings.Contains(err.Error(), missing) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("without a file: %v", err)
+	}
+}
+
+func TestSeveralAPIServersAreRefused(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "audit.log")
+	if err := os.WriteFile(log, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for addresses, want := range map[string]string{"10.0.0.1": "did not write a request down", "10.0.0.1 10.0.0.2": "has 2 API servers"} {
+		client := fake.NewClientset(&discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+			Endpoints:  []discoveryv1.Endpoint{{Addresses: strings.Fields(addresses)}}})
+		if err := audited(t.Context(), "here", client, log, time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with %s: %v, want %q", addresses, err, want)
+		}
 	}
 }
