@@ -145,10 +145,6 @@ func DefaultClass(ctx context.Context, kubeconfig string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("existing: kubeconfig %s: %w", kubeconfig, err)
 	}
-	return defaultClass(ctx, client)
-}
-
-func defaultClass(ctx context.Context, client kubernetes.Interface) (string, error) {
 	classes, err := client.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", fmt.Errorf("existing: list StorageClasses: %w", err)

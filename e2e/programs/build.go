@@ -67,7 +67,7 @@ func build(ctx context.Context, root string, out io.Writer, tools []tool) error 
 	if _, err := exec.LookPath("go"); err != nil {
 		return &BuildError{Err: errors.New("no `go` in PATH; install Go (the version is in go.mod)")}
 	}
-	p, err := at(root)
+	p, err := At(root)
 	if err != nil {
 		return err
 	}
@@ -234,9 +234,8 @@ func (b *builder) plan(tools []tool) (programs [][]job, manifests []job, upToDat
 		}
 		var jobs []job
 		for _, j := range all {
-			s, err := readStamp(b.programs.Dir, j.item())
-			switch made := filepath.Join(b.programs.Dir, j.file()); {
-			case err == nil && s.hash == j.hash && (j.program == nil && exists(made) || executable(made)):
+			switch {
+			case b.current(j):
 				upToDate++
 			case j.program == nil:
 				manifests = append(manifests, j)
@@ -249,6 +248,14 @@ func (b *builder) plan(tools []tool) (programs [][]job, manifests []job, upToDat
 		}
 	}
 	return programs, manifests, upToDate, nil
+}
+
+// current tells whether what a job makes is there, made of what it would be
+// made of now.
+func (b *builder) current(j job) bool {
+	s, err := readStamp(b.programs.Dir, j.item())
+	made := filepath.Join(b.programs.Dir, j.file())
+	return err == nil && s.hash == j.hash && (j.program == nil && exists(made) || executable(made))
 }
 
 // jobs are a tool's programs, without those of KUBEBUILDER_ASSETS, and its

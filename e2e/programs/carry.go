@@ -33,7 +33,7 @@ func Carry(root string, extra ...string) (Carried, error) {
 }
 
 func carry(root string, tools []tool) (Carried, error) {
-	p, err := at(root)
+	p, err := At(root)
 	if err != nil {
 		return Carried{}, err
 	}
@@ -43,7 +43,7 @@ func carry(root string, tools []tool) (Carried, error) {
 	b := &builder{root: filepath.Dir(p.Dir), programs: p}
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.GOARCH)
-	var c Carried
+	c := Carried{Current: true}
 	for _, t := range tools {
 		jobs, err := b.jobs(t)
 		if err != nil {
@@ -52,18 +52,17 @@ func carry(root string, tools []tool) (Carried, error) {
 		for _, j := range jobs {
 			fmt.Fprintln(h, j.item(), j.hash)
 			c.Files = append(c.Files, j.file(), stampPath("", j.item()))
+			c.Current = c.Current && b.current(j)
 		}
 	}
 	c.Recipe = hex.EncodeToString(h.Sum(nil))
-	programs, manifests, _, err := b.plan(tools)
-	c.Current = len(programs)+len(manifests) == 0
-	return c, err
+	return c, nil
 }
 
 // Lock keeps builds below root waiting until unlock is called, and makes a folder below bin that the next build removes should nobody
 // else do. A build that is at work is waited for, with a line on out.
 func Lock(ctx context.Context, root string, out io.Writer) (scratch string, unlock func(), err error) {
-	p, err := at(root)
+	p, err := At(root)
 	if err != nil {
 		return "", nil, err
 	}
@@ -89,7 +88,7 @@ func Lock(ctx context.Context, root string, out io.Writer) (scratch string, unlo
 // Install moves the files of a Carried, which lie below from in the same order of folders, to their places below root. The caller holds
 // the Lock.
 func (c Carried) Install(root, from string) error {
-	p, err := at(root)
+	p, err := At(root)
 	if err != nil {
 		return err
 	}

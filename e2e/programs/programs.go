@@ -206,7 +206,7 @@ func Find(root string, extra ...string) (*Programs, error) {
 }
 
 func find(root string, tools []tool) (*Programs, error) {
-	p, err := at(root)
+	p, err := At(root)
 	if err != nil {
 		return nil, err
 	}
@@ -228,9 +228,7 @@ func find(root string, tools []tool) (*Programs, error) {
 }
 
 // At is where programs below root are, whether they exist or not.
-func At(root string) (*Programs, error) { return at(root) }
-
-func at(root string) (*Programs, error) {
+func At(root string) (*Programs, error) {
 	abs, err := filepath.Abs(root)
 	if err != nil {
 		return nil, fmt.Errorf("tools: %w", err)

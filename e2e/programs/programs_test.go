@@ -228,7 +228,7 @@ func TestTwoBuildsAtOnce(t *testing.T) {
 	if _, err := run(t, dir, hello); err != nil {
 		t.Fatal(err)
 	}
-	p, err := at(dir)
+	p, err := At(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

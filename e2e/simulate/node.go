@@ -101,7 +101,7 @@ func (n *nodes) report(ctx context.Context, name string) error {
 	old := node.DeepCopy()
 	node.Status = hostStatus(name, old.Status, metav1.Now())
 	if n.apart {
-		setApart(node)
+		node.Status.Addresses = nil // see setApart
 	}
 	if err := n.client.Status().Patch(ctx, node, client.StrategicMergeFrom(old)); err != nil {
 		return fmt.Errorf("report status of node %s: %w", name, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"slices"
 	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -141,8 +140,5 @@ func patched(operations ...map[string]any) *admissionv1.AdmissionResponse {
 func setApart(node *corev1.Node) {
 	node.Status.Addresses = nil
 	node.Labels[playedKey] = "true"
-	taint := corev1.Taint{Key: playedKey, Value: "true", Effect: corev1.TaintEffectNoSchedule}
-	if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
-		node.Spec.Taints = append(node.Spec.Taints, taint)
-	}
+	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: playedKey, Value: "true", Effect: corev1.TaintEffectNoSchedule})
 }

@@ -155,28 +155,27 @@ func (f runFlags) prepare(ctx context.Context, out io.Writer) (root, artifacts s
 
 // setEnvironment hands the flags on to the runs. These have another current folder: paths become absolute.
 func (f runFlags) setEnvironment() error {
-	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvReuse: f.reuse, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed} {
-		if value != "" {
-			if err := os.Setenv(name, value); err != nil {
-				return err
-			}
+	kubeconfigs := filepath.SplitList(os.Getenv(harness.EnvKubeconfig))
+	paths := []*string{&f.auditLog, &f.old, &f.new} // of dir@ref, too
+	for i := range kubeconfigs {
+		paths = append(paths, &kubeconfigs[i])
+	}
+	for _, path := range paths {
+		if *path == "" {
+			continue
+		}
+		var err error
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
 		}
 	}
-	for name, value := range map[string]string{harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvKubeconfig: os.Getenv(harness.EnvKubeconfig)} {
-		paths := filepath.SplitList(value)
-		if name != harness.EnvKubeconfig && value != "" {
-			paths = []string{value} // a path may hold a colon
+	for name, value := range map[string]string{harness.EnvProvider: f.provider, harness.EnvNodes: f.nodes, harness.EnvReuse: f.reuse, harness.EnvFlux: f.flux, harness.EnvSeed: f.seed,
+		harness.EnvAuditLog: f.auditLog, harness.EnvOld: f.old, harness.EnvNew: f.new, harness.EnvKubeconfig: strings.Join(kubeconfigs, string(filepath.ListSeparator))} {
+		if value == "" {
+			continue
 		}
-		for i := range paths {
-			var err error
-			if paths[i], err = filepath.Abs(paths[i]); err != nil { // of dir@ref, too
-				return err
-			}
-		}
-		if len(paths) > 0 {
-			if err := os.Setenv(name, strings.Join(paths, string(filepath.ListSeparator))); err != nil {
-				return err
-			}
+		if err := os.Setenv(name, value); err != nil {
+			return err
 		}
 	}
 	return nil
