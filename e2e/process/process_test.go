@@ -50,13 +50,17 @@ func parent(role, dir string) {
 	b, err := run.Start(ctx, Spec{Name: "forks", Path: "/bin/sh",
 		Args: []string{"-c", `setsid sh -c 'echo $$ >"$1.tmp"; mv "$1.tmp" "$1"; exec sleep 1000' sh "$0" & exec sleep 1000`, grandchild}})
 	fail(err)
-	for {
-		if pid, err := os.ReadFile(grandchild); err == nil {
-			fmt.Println(a.Pid(), b.Pid(), strings.TrimSpace(string(pid)))
-			break
-		}
+	var c int
+	// In the middle of an exec a process shows nobody's environment. The parent
+	// waits for the last exec itself: some end as soon as they have spoken.
+	for !sleeps(a.Pid(), dir) || !sleeps(b.Pid(), dir) || !sleeps(c, dir) {
 		time.Sleep(time.Millisecond)
+		if pid, err := os.ReadFile(grandchild); err == nil {
+			c, err = strconv.Atoi(strings.TrimSpace(string(pid)))
+			fail(err)
+		}
 	}
+	fmt.Println(a.Pid(), b.Pid(), c)
 	switch role {
 	case "panics":
 		panic("on purpose")
@@ -69,6 +73,12 @@ func parent(role, dir string) {
 		signal.Reset()
 		select {}
 	}
+}
+
+// sleeps tells whether pid is the program sleep, laid out, of the run in dir.
+func sleeps(pid int, dir string) bool {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return err == nil && string(comm) == "sleep\n" && carries(pid, dir)
 }
 
 type testParent struct {
@@ -109,8 +119,6 @@ func startParent(t *testing.T, role, dir string) testParent {
 	if len(p.pids) != 3 {
 		t.Fatalf("parent said %q, want three pids", line)
 	}
-	// Between its fork and its exec a process shows nobody's environment.
-	waitFor(t, "the run's three processes to be there", func() bool { return p.alive() == 3 })
 	return p
 }
 
