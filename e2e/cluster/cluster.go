@@ -38,6 +38,10 @@ type Provider interface {
 	// for 24 hours, and returns its path. Namespace and account are created when
 	// missing. Each call asks for a new token.
 	Kubeconfig(ctx context.Context, sa ServiceAccount) (path string, err error)
+	// Expose lets the API server and pods reach what listens on a port of this
+	// machine's 127.0.0.1, and returns the host by which they do. The cluster has
+	// to be created.
+	Expose(port int) (host string, err error)
 	// Processes is the run that the cluster's processes belong to.
 	Processes() *process.Run
 }

@@ -309,6 +309,9 @@ func (e *Embedded) ControllerManagerMetrics() (string, *http.Client, error) {
 	return "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(e.manager)) + "/metrics", client, err
 }
 
+// Expose implements Provider: everything is on this machine.
+func (e *Embedded) Expose(int) (host string, err error) { return "127.0.0.1", nil }
+
 // RestartAPIServer stops kube-apiserver and starts it again on the same port.
 // Watches end with it. It returns when the cluster is ready; etcd keeps running.
 func (e *Embedded) RestartAPIServer(ctx context.Context) error {

@@ -267,7 +267,7 @@ func (e *Existing) Others() []string {
 	return slices.Clone(e.found.Namespaces)
 }
 
-// Expose lets the cluster reach what listens on a port of 127.0.0.1, and returns the address by which it does.
+// Expose implements Provider.
 func (e *Existing) Expose(port int) (host string, err error) {
 	if e.reach == "" {
 		return "", errors.New("expose a port: the cluster is not in use yet")

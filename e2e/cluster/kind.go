@@ -320,8 +320,7 @@ func (k *Kind) startEtcd(ctx context.Context) error {
 	return err
 }
 
-// Expose lets the cluster reach what listens on a port of 127.0.0.1, and returns the address by which it does. Outside of
-// the nodes' network nobody does.
+// Expose implements Provider. Outside of the nodes' network nobody reaches the port.
 func (k *Kind) Expose(port int) (host string, err error) {
 	if k.gateway == "" {
 		return "", errors.New("expose a port: the cluster was not created")

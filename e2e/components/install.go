@@ -71,13 +71,6 @@ type Installed struct {
 // etcd is a provider whose etcd can be shared by the tenants' API server.
 type etcd interface{ EtcdURL() string }
 
-// exposer is a provider whose API server and pods are not on this machine's
-// loopback: they reach a port there once that is exposed, at the host that comes
-// back.
-type exposer interface {
-	Expose(port int) (host string, err error)
-}
-
 // shared is a cluster that has other users: what was there before stays as it is.
 type shared interface {
 	// Others are the namespaces that were there before.
@@ -455,16 +448,13 @@ func (in *installer) simulate(ctx context.Context) (*simulate.Simulation, error)
 	in.run.AtClose(log.Close)
 	o := simulate.Options{
 		Admin: in.config, Processes: in.run, Programs: in.programs.Dir, APIServer: in.programs.Path("kube-apiserver"), Entrypoint: in.options.Entrypoint,
-		Log: zap.New(zap.WriteTo(log)), Download: in.options.Download,
+		Log: zap.New(zap.WriteTo(log)), Download: in.options.Download, Expose: in.cluster.Expose,
 		As: func(ctx context.Context, namespace, name string) (*rest.Config, error) {
 			return cluster.ConfigFor(ctx, in.cluster, cluster.ServiceAccount{Namespace: namespace, Name: name})
 		},
 	}
 	if e, ok := in.cluster.(etcd); ok {
 		o.EtcdURL = e.EtcdURL()
-	}
-	if e, ok := in.cluster.(exposer); ok {
-		o.Expose = e.Expose
 	}
 	if s := in.shared(); s != nil {
 		o.Shared = &simulate.Shared{Others: s.Others(), Owns: s.Owns}

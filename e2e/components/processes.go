@@ -34,10 +34,10 @@ func (h processes) prepare(c controller) (*started, error) {
 			return nil, err
 		}
 	}
-	host := "127.0.0.1"
+	host := s.listen
 	var err error
-	if e, ok := h.cluster.(exposer); ok && c.serves {
-		if host, err = e.Expose(s.webhook); err != nil {
+	if c.serves {
+		if host, err = h.cluster.Expose(s.webhook); err != nil {
 			return nil, err
 		}
 	}

@@ -117,16 +117,6 @@ func (r *run) watchNodes(ctx context.Context) {
 	}
 }
 
-// expose lets pods of a cluster with nodes reach a port of this machine's loopback; nil for a cluster without.
-func expose(c cluster.Provider) func(port int) (host string, err error) {
-	if e, ok := c.(interface {
-		Expose(port int) (host string, err error)
-	}); ok {
-		return e.Expose
-	}
-	return nil
-}
-
 // others are the namespaces of other users of a cluster.
 func others(c cluster.Provider) []string {
 	if o, ok := c.(interface{ Others() []string }); ok {

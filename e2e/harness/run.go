@@ -269,7 +269,7 @@ func (r *run) boot(ctx context.Context) error {
 		return err
 	}
 	r.watchNodes(ctx)
-	charts, err := platform.ServeArtifacts(ctx, expose(r.cluster))
+	charts, err := platform.ServeArtifacts(ctx, r.cluster.Expose)
 	if err != nil {
 		return err
 	}

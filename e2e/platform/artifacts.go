@@ -39,21 +39,19 @@ type ArtifactServer struct {
 	files map[string][]byte
 }
 
-// ServeArtifacts listens on a free port of 127.0.0.1 until ctx ends. Where helm-controller is not on this machine, expose lets
-// it reach a port of 127.0.0.1, at the host that it returns; nil otherwise.
+// ServeArtifacts listens on a free port of 127.0.0.1 until ctx ends. By expose helm-controller reaches that port, at the host
+// that comes back.
 func ServeArtifacts(ctx context.Context, expose func(port int) (host string, err error)) (*ArtifactServer, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("artifact server: %w", err)
 	}
-	at := l.Addr().(*net.TCPAddr)
-	host := at.IP.String()
-	if expose != nil {
-		if host, err = expose(at.Port); err != nil {
-			return nil, errors.Join(fmt.Errorf("artifact server: %w", err), l.Close())
-		}
+	port := l.Addr().(*net.TCPAddr).Port
+	host, err := expose(port)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("artifact server: %w", err), l.Close())
 	}
-	s := &ArtifactServer{url: "http://" + net.JoinHostPort(host, strconv.Itoa(at.Port)), files: map[string][]byte{}}
+	s := &ArtifactServer{url: "http://" + net.JoinHostPort(host, strconv.Itoa(port)), files: map[string][]byte{}}
 	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second}
 	go server.Serve(l)
 	context.AfterFunc(ctx, func() { server.Close() })

@@ -64,7 +64,7 @@ func boot(t *testing.T) *Env {
 	if _, err := c.Create(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	charts, err := ServeArtifacts(t.Context(), nil)
+	charts, err := ServeArtifacts(t.Context(), c.Expose)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"cozystack.io/upgrade-e2e/e2e/cluster"
 	"cozystack.io/upgrade-e2e/fixtures/profiles"
 )
 
@@ -605,7 +606,7 @@ func TestArtifactsAreExposed(t *testing.T) {
 
 func TestArtifactServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := ServeArtifacts(ctx, nil)
+	s, err := ServeArtifacts(ctx, new(cluster.Embedded).Expose)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,7 +73,7 @@ func embeddedFor(t *testing.T, bound time.Duration) (context.Context, *cluster.E
 		As: func(ctx context.Context, namespace, name string) (*rest.Config, error) {
 			return cluster.ConfigFor(ctx, c, cluster.ServiceAccount{Namespace: namespace, Name: name})
 		},
-		Processes: run, Programs: built.Dir, EtcdURL: c.EtcdURL(), Log: testr.New(t),
+		Processes: run, Programs: built.Dir, EtcdURL: c.EtcdURL(), Expose: c.Expose, Log: testr.New(t),
 	}
 }
 

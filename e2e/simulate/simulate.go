@@ -56,8 +56,7 @@ type Options struct {
 	Entrypoint EntrypointFunc
 	// NudgeCAPK starts with nudging on, see Simulation.SetNudge.
 	NudgeCAPK bool
-	// Expose lets the API server and controllers reach a port of 127.0.0.1, at the host that it returns; nil where they are
-	// on this machine.
+	// Expose lets the API server and controllers reach a port of 127.0.0.1, at the host that it returns.
 	Expose func(port int) (host string, err error)
 	// Download tells how importers fare with an image; nil means that all succeed.
 	Download func(url string) Download
@@ -91,14 +90,11 @@ type Simulation struct {
 
 // reachedAt is where the API server reaches what listens at an address of 127.0.0.1.
 func (s *Simulation) reachedAt(listening net.Addr) (host, address string, err error) {
-	at := listening.(*net.TCPAddr)
-	if s.o.Expose == nil {
-		return at.IP.String(), at.String(), nil
-	}
-	if host, err = s.o.Expose(at.Port); err != nil {
+	port := listening.(*net.TCPAddr).Port
+	if host, err = s.o.Expose(port); err != nil {
 		return "", "", err
 	}
-	return host, net.JoinHostPort(host, strconv.Itoa(at.Port)), nil
+	return host, net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
 // standIn is one identity and what runs under it.

@@ -51,11 +51,9 @@ func newTenantAPI(o Options) (*tenantAPI, error) {
 	if err != nil {
 		return nil, err
 	}
-	host := "127.0.0.1"
-	if o.Expose != nil {
-		if host, err = o.Expose(port); err != nil {
-			return nil, fmt.Errorf("tenant API: %w", err)
-		}
+	host, err := o.Expose(port)
+	if err != nil {
+		return nil, fmt.Errorf("tenant API: %w", err)
 	}
 	server, err := ca.server("127.0.0.1", host)
 	if err != nil {
