@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -115,6 +116,17 @@ func TestExistingTakesAwayWhatItMade(t *testing.T) {
 		}
 		if err := owner.CoreV1().Namespaces().Delete(ctx, "cozy-system", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
+		}
+	})
+
+	t.Run("somebody's default class is found", func(t *testing.T) {
+		for _, class := range []struct{ name, isDefault, want string }{{"plain", "false", ""}, {"standard", "true", "standard"}} {
+			must(owner.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{Provisioner: "example.com/none", ObjectMeta: metav1.ObjectMeta{
+				Name: class.name, Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": class.isDefault}}}, metav1.CreateOptions{}))
+			if got, err := DefaultClass(ctx, kubeconfig); got != class.want || err != nil {
+				t.Errorf("beside %s: %q, %v", class.name, got, err)
+			}
+			must(nil, owner.StorageV1().StorageClasses().Delete(ctx, class.name, metav1.DeleteOptions{}))
 		}
 	})
 

@@ -45,8 +45,8 @@ func TestSweepTriesLeavesAgain(t *testing.T) {
 	if err := run.Close(); err == nil || !strings.Contains(err.Error(), "end thing of run "+run.Dir()) {
 		t.Errorf("Close says %v", err)
 	}
-	if Held(run.Dir()) {
-		t.Error("a closed run is held")
+	if Held(run.Dir()) || !Unfinished(run.Dir()) {
+		t.Errorf("a closed run that could not end what it leaves: held %v, unfinished %v", Held(run.Dir()), Unfinished(run.Dir()))
 	}
 	lines, err := Sweep(parent)
 	if err != nil || len(lines) != 1 || !strings.Contains(lines[0], "end thing") {
@@ -57,6 +57,9 @@ func TestSweepTriesLeavesAgain(t *testing.T) {
 	}
 	if lines, err = Sweep(parent); err != nil || len(lines) != 1 || !strings.HasSuffix(lines[0], "removed its state") {
 		t.Errorf("Sweep with the service: %q, %v", lines, err)
+	}
+	if Unfinished(run.Dir()) {
+		t.Error("a swept run is unfinished")
 	}
 	if lines, err = Sweep(parent); err != nil || len(lines) != 0 {
 		t.Errorf("a third Sweep: %q, %v", lines, err)

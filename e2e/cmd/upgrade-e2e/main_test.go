@@ -14,9 +14,39 @@ import (
 
 	"cozystack.io/upgrade-e2e/e2e/defects"
 	"cozystack.io/upgrade-e2e/e2e/harness"
+	"cozystack.io/upgrade-e2e/e2e/process"
 	"cozystack.io/upgrade-e2e/e2e/report"
 	"cozystack.io/upgrade-e2e/e2e/verify"
 )
+
+func TestMain(m *testing.M) {
+	process.Main()
+	os.Exit(m.Run())
+}
+
+func TestCleanKeepsTheFolderOfARunThatHasNotEnded(t *testing.T) {
+	artifacts := t.TempDir()
+	if err := os.WriteFile(filepath.Join(artifacts, "lock"), nil, 0o600); err != nil { // no run's
+		t.Fatal(err)
+	}
+	run, err := process.Open(filepath.Join(artifacts, "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("run", filepath.Join(artifacts, "latest")); err != nil {
+		t.Fatal(err)
+	}
+	err = allEnded(artifacts)
+	if status(err) != 2 || !strings.HasPrefix(err.Error(), "clean: "+run.Dir()+" is still running") {
+		t.Errorf("while a run is there: %v, status %d", err, status(err))
+	}
+	if err := run.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := allEnded(artifacts); err != nil {
+		t.Errorf("after its end: %v", err)
+	}
+}
 
 func TestChoose(t *testing.T) {
 	var all []string

@@ -61,16 +61,20 @@ func cleanCommand() *cobra.Command {
 			if err := errors.Join(err, kindErr); err != nil {
 				return err
 			}
-			// What says how to end them must not go before they have.
-			runs, err := filepath.Glob(filepath.Join(artifacts, "*"))
-			if err != nil {
-				return err
-			}
-			for _, run := range runs {
-				if info, err := os.Lstat(run); err == nil && info.IsDir() && process.Unfinished(run) {
-					return harness.UsageError{Line: fmt.Sprintf("clean: %s is still running, or what it has left could not be ended (see above); end it, or remove its folder yourself", run)}
-				}
-			}
-			return nil
+			return allEnded(artifacts)
 		}}
+}
+
+// allEnded fails for a run that has not ended: what says how to end it must not go before it has.
+func allEnded(artifacts string) error {
+	runs, err := filepath.Glob(filepath.Join(artifacts, "*"))
+	if err != nil {
+		return err
+	}
+	for _, run := range runs {
+		if info, err := os.Lstat(run); err == nil && info.IsDir() && process.Unfinished(run) {
+			return harness.UsageError{Line: fmt.Sprintf("clean: %s is still running, or what it has left could not be ended (see above); end it, or remove its folder yourself", run)}
+		}
+	}
+	return nil
 }
